@@ -6,11 +6,11 @@ import copy
 import os
 import signal
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import gymnasium as gym
 import numpy as np
@@ -268,12 +268,31 @@ def subclasses_of(kind: type) -> Iterator[type]:
         yield from subclasses_of(child)
 
 
-def processes_end_within(pids: list[int], seconds: float) -> bool:
-    """Returns whether all of the processes end within `seconds`."""
-    deadline = time.monotonic() + seconds
-    while any(process_exists(pid) for pid in pids) and time.monotonic() < deadline:
-        os.sched_yield()
-    return not any(process_exists(pid) for pid in pids)
+def wait_for_end(pids: Iterable[int]) -> None:
+    """Waits until all of the processes have ended, and kills them if the test times out."""
+    try:
+        for pid in pids:
+            while process_exists(pid):
+                os.sched_yield()
+    except BaseException:
+        for pid in filter(process_exists, pids):
+            os.kill(pid, signal.SIGKILL)
+        raise
+
+
+@contextmanager
+def before_each_message(act: Callable[[bytes], object]) -> Iterator[None]:
+    """Calls a function with each message right before it is sent to a worker."""
+    from vecenv.workers import pipes
+
+    put = pipes.Channel.put
+
+    def act_and_put(channel: Any, message: bytes) -> bool:
+        act(message)
+        return put(channel, message)
+
+    with mock.patch.object(pipes.Channel, "put", act_and_put):
+        yield
 
 
 def process_exists(pid: int) -> bool:

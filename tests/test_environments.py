@@ -216,5 +216,6 @@ def test_the_documented_table_has_the_rows_of_the_command_in_order():
     page = (environments.ROOT / "docs" / "environments.md").read_text()
     begin, end = "<!-- begin: python -m benchmarks.environments --table-only -->", "<!-- end -->"
     lines = page[page.index(begin) : page.index(end)].splitlines()
-    shown = [line.split(" | ")[1] for line in lines if line.startswith("| ") and "--env" in line]
-    assert shown and shown == [f"`{row.command}`" for row in environments.ROWS if f"`{row.command}`" in shown]
+    shown = [line.removeprefix("| ").split(" | ")[:2] for line in lines if line.startswith("| ") and "--env" in line]
+    rows = [(row.package, f"`{row.command}`") for row in environments.ROWS]
+    assert [(package.split()[0], command) for package, command in shown] == rows

@@ -1,19 +1,64 @@
-"""Run folders for tests: untrained, with given reports, or interrupted."""
+"""Run folders for tests: trained, untrained, with given reports, or interrupted."""
 
+import importlib
 import json
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+import tensorflow as tf
 
-from ppo.config import Config
+from ppo import Config, Run
 from ppo.model.agent import Agent
 from ppo.model.normalize import RunningMoments
 from ppo.run.checkpoint import Checkpoints, list_checkpoints, only_reward_moments
-from ppo.run.folder import Run
+from ppo.run.metrics import TIMES
 
 QUICKLY_COMPILED = {"XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"}
 """Environment variables with which other processes compile updates in half the time, for tests of other things."""
+
+
+def command(name: str, words: Iterable[object]) -> int:
+    """Runs a command of `ppo` in this process, and returns its exit code. Its errors are exceptions."""
+    return importlib.import_module(f"ppo.cli.{name}").command([*map(str, words)])
+
+
+def train(*words: object, logdir: Path) -> Run:
+    """Runs `ppo train` in this process, and returns the only run in the log folder."""
+    assert command("train", [*words, "--logdir", logdir]) == 0
+    return only_run(logdir)
+
+
+def only_run(logdir: Path) -> Run:
+    """Returns the only run in a log folder."""
+    (folder,) = logdir.iterdir()
+    return Run.open(folder)
+
+
+def reports(run: Run | Path, *, times: bool = True) -> list[dict]:
+    """Returns the reports in a run's metrics file. Without `times`, two equal runs have equal reports."""
+    rows = [json.loads(line) for line in (Run.open(run).path / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if times or name not in TIMES} for row in rows]
+
+
+def parsed(*words: object) -> Config:
+    """Returns the settings of `ppo train` with these flags."""
+    from ppo.cli.train import parse
+
+    return parse([*map(str, words)])[1]
+
+
+def checkpoints(run: Run | Path) -> list[Path]:
+    """Returns the folders of a run's checkpoints, oldest first."""
+    return list_checkpoints(Run.open(run).checkpoints)
+
+
+def variables(run: Run | Path) -> dict[str, np.ndarray]:
+    """Returns all variables in the newest checkpoint: networks, normalization, optimizer, recurrent state."""
+    reader = tf.train.load_checkpoint(str(checkpoints(run)[-1] / "state"))
+    names = [name for name in reader.get_variable_to_shape_map() if "VARIABLE_VALUE" in name]
+    return {name: reader.get_tensor(name) for name in names}
 
 
 def untrained_run(folder, observation_space, action_space, *, given=True, log_std=None, **settings) -> Run:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ppo.config import Config
+from ppo import Config
 from ppo.model.agent import Agent
 
 

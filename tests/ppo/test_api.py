@@ -20,15 +20,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import ppo
 import vecenv
-from ppo.results.evaluation import evaluate_run
-from ppo.results.policy import load_agent
-from ppo.run.checkpoint import number_in
-from ppo.run.folder import Run
-from ppo.run.metrics import TIMES
-from ppo.run.status import Result
+from ppo import Result, Run, evaluate_run
 from ppo.seeds import evaluation_seeds
 from tests.ppo.envs import make_cartpole
-from tests.ppo.runs import untrained_run
+from tests.ppo.runs import reports, untrained_run
 
 CONFIG = ppo.Config(
     env="CartPole-v1",
@@ -72,11 +67,6 @@ class Recorder(ppo.Callback):
         assert error is None and (result.path / "evaluation.json").exists()
 
 
-def metrics(path):
-    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if k not in TIMES} for row in rows]
-
-
 def test_callbacks_are_called_in_order(tmp_path):
     recorder = Recorder()
     result = ppo.train(CONFIG, callbacks=[recorder], logdir=tmp_path, name="mine")
@@ -84,14 +74,14 @@ def test_callbacks_are_called_in_order(tmp_path):
     one = [("update", 64), *((call, 128) for call in due)]
     last = [("update", 192), *((call, 256) for call in due)]
     assert recorder.calls == [("start", 0), *one, *last, ("end", 256)]
-    assert [row["env_steps"] for row in metrics(result.path)] == [128, 256]
+    assert [row["env_steps"] for row in reports(result.path)] == [128, 256]
     assert result.path.name.endswith("-mine") and result.path.parent == tmp_path
     assert result.env_steps == 256 and not result.interrupted and len(result.evaluation.returns) == 3
 
 
 def test_every_evaluation_is_written_to_the_metrics_even_between_reports(tmp_path):
     path = ppo.train(dataclasses.replace(CONFIG, eval_interval=64, report_interval=256), logdir=tmp_path).path
-    assert [row["env_steps"] for row in metrics(path) if "eval_return_mean" in row] == [64, 128, 192, 256]
+    assert [row["env_steps"] for row in reports(path) if "eval_return_mean" in row] == [64, 128, 192, 256]
 
 
 @pytest.mark.slow
@@ -101,7 +91,7 @@ def test_envs_may_be_an_id_a_function_a_list_of_functions_or_a_vector_env(tmp_pa
     serial = vecenv.SyncVectorEnv([make_cartpole] * 4, **ppo.vector_options(config))
     with vector, serial:
         found = [
-            metrics(ppo.train(config, envs, logdir=tmp_path / str(i)).path)
+            reports(ppo.train(config, envs, logdir=tmp_path / str(i)).path)
             for i, envs in enumerate([None, make_cartpole, [make_cartpole] * 4, vector, serial])
         ]
         assert len(found[0]) == 2 and all(rows == found[0] for rows in found)
@@ -121,7 +111,7 @@ def test_a_vector_env_trains_while_other_envs_are_evaluated(tmp_path):
     ):
         result = ppo.train(config, envs, eval_envs=short, logdir=tmp_path)
         assert result.evaluation.lengths.tolist() == [3] * 3
-        assert [row["eval_return_mean"] for row in metrics(result.path)] == [3.0, 3.0]
+        assert [row["eval_return_mean"] for row in reports(result.path)] == [3.0, 3.0]
         result = ppo.resume(result.path, total_steps=192, envs=envs, eval_envs=three)
         assert result.evaluation.lengths.tolist() == [3] * 3
         three.reset()  # the run has not closed it
@@ -172,7 +162,7 @@ def test_a_run_stopped_by_a_callback_can_be_resumed(tmp_path):
     with pytest.raises(ppo.ConfigError, match="a resumed run keeps its settings, but learning_rate would change"):
         ppo.resume(result.path, learning_rate=1.0)
     again = ppo.resume(result.path)
-    assert again.path == result.path and again.env_steps == 256 and len(metrics(again.path)) == 2
+    assert again.path == result.path and again.env_steps == 256 and len(reports(again.path)) == 2
 
 
 def test_every_callback_method_can_stop_a_run_at_its_begin_in_its_middle_and_at_its_end(tmp_path):
@@ -244,7 +234,7 @@ def test_a_callback_that_stops_a_run_finishes_it(tmp_path, capsys, where, steps)
     assert f"stopped by a callback after {steps} steps: success rate 0.95\n\nrun folder:  {result.path}\n" in out
     saved = json.loads((result.path / "evaluation.json").read_text())
     assert saved["stopped"] == "success rate 0.95" and saved["env_steps"] == steps
-    rows = metrics(result.path)
+    rows = reports(result.path)
     assert [row["env_steps"] for row in rows] == [steps]
     if where == "on_update":
         assert rows[0]["custom"] == 7.0
@@ -366,7 +356,7 @@ def test_the_policy_with_the_best_evaluation_is_kept_loaded_and_exported(tmp_pat
         with monkeypatch.context() as patch:
             patch.setattr("ppo.trainer.evaluate", Scripted([mean]))
             ppo.resume(run, total_steps=total_steps)
-        assert number_in(run.checkpoints, "best", "env_steps") == step
+        assert json.loads((run.checkpoints / "best" / "progress.json").read_text())["env_steps"] == step
     np.testing.assert_array_equal(actions("best"), actions("latest"))
 
 
@@ -411,12 +401,13 @@ def test_a_run_on_given_envs_does_not_claim_another_env(tmp_path, capsys, monkey
 def test_the_deviation_of_continuous_actions_is_a_metric(tmp_path):
     config = dataclasses.replace(CONFIG, env="Pendulum-v1", eval_interval=None, learning_rate=0.05)
     path = ppo.train(config, logdir=tmp_path).path
-    found = [row["action_std"] for row in metrics(path)]
-    log_std = load_agent(Run.open(path), print).log_std.numpy()
-    assert found[-1] == pytest.approx(np.exp(log_std).mean(), rel=1e-6) and found[0] != found[-1]
+    found = [row["action_std"] for row in reports(path)]
+    policy, state = ppo.load_policy(path), np.zeros(3, np.float32)
+    highest = np.exp(policy.log_prob(state, policy(state)))  # the density of the most likely action
+    assert found[-1] == pytest.approx(1 / (highest * np.sqrt(2 * np.pi)), rel=1e-4) and found[0] != found[-1]
     config = dataclasses.replace(config, total_steps=128, initial_log_std=0.5, min_log_std=0.5)
     floor = ppo.train(config, logdir=tmp_path / "floor").path
-    assert min(row["action_std"] for row in metrics(floor)) >= np.exp(0.5) * (1 - 1e-6)
+    assert min(row["action_std"] for row in reports(floor)) >= np.exp(0.5) * (1 - 1e-6)
 
 
 def test_callbacks_log_numbers_of_their_own(tmp_path):
@@ -435,7 +426,7 @@ def test_callbacks_log_numbers_of_their_own(tmp_path):
     path = ppo.train(config, callbacks=loggers, logdir=tmp_path).path
     wanted = [{"one": value, "two": value} for value in (None, 64.0, 128.0, 192.0)]
     assert loggers[0].seen == loggers[1].seen == wanted
-    assert [{name: row.get(name) for name in ("one", "two")} for row in metrics(path)] == wanted
+    assert [{name: row.get(name) for name in ("one", "two")} for row in reports(path)] == wanted
     events = EventAccumulator(str(path), size_guidance={"tensors": 0})
     events.Reload()
     assert [event.step for event in events.Tensors("custom/one")] == [128, 192, 256]

@@ -17,11 +17,7 @@ import tensorflow as tf
 from gymnasium import spaces
 
 import ppo
-from ppo.config import Config
-from ppo.results.evaluation import evaluate_run
-from ppo.results.export import export
-from ppo.results.video import record_run
-from ppo.run.folder import Run, RunError
+from ppo import Config, Run, RunError, evaluate_run, export, record_run
 from tests.ppo.envs import Recorder
 from vecenv.spaces import leaves, nest, pick
 

@@ -7,11 +7,9 @@ import pytest
 
 import ppo
 import vecenv
-from ppo.cli import visualize
+from ppo import Run, evaluate_run
 from ppo.envs import env_options, evaluation_config
-from ppo.results.evaluation import evaluate_run
-from ppo.run.folder import Run
-from tests.ppo.runs import untrained_run
+from tests.ppo.runs import command, untrained_run
 
 pytest.importorskip("ale_py")
 
@@ -42,5 +40,5 @@ def test_a_policy_scores_the_same_with_either_backend_and_is_filmed(tmp_path, ca
     assert scores[0].lengths.tolist() == scores[1].lengths.tolist() == [100] * 3
 
     words = ["--trust-modules", "--episodes", "1", "--outdir", str(tmp_path / "videos")]
-    assert visualize.command([str(run.path), *words]) == 0
+    assert command("visualize", [str(run.path), *words]) == 0
     assert "in 100 steps" in capsys.readouterr().out

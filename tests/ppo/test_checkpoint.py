@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from ppo import RunError
 from ppo.run import checkpoint
 from ppo.run.checkpoint import KEEP, Checkpoints, list_checkpoints, number_in
-from ppo.run.folder import RunError
 
 
 class Module(tf.Module):

@@ -2,7 +2,8 @@
 
 import pytest
 
-from ppo.model.checks import TrainingDiverged, check_losses
+from ppo import TrainingDiverged
+from ppo.model.checks import check_losses
 
 LOSSES = {"policy_loss": 0.1, "value_loss": 0.2, "grad_norm": 0.3, "kl": 0.01, "gradient_steps": 4.0}
 NAN = float("nan")

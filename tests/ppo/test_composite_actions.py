@@ -8,9 +8,8 @@ from gymnasium import spaces
 
 import ppo
 import vecenv
-from ppo.config import Config, ConfigError
+from ppo import Config, ConfigError, export
 from ppo.model.agent import Agent
-from ppo.results.export import export
 from tests.ppo.runs import untrained_run
 
 VECTOR = spaces.Box(-1, 1, (3,))

@@ -7,8 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from ppo.config import RESUMABLE, SETTINGS, TYPES, Config, ConfigError, accepts_none
-from ppo.presets import PRESETS, preset
+from ppo import Config, ConfigError, preset
+from ppo.config import RESUMABLE, SETTINGS, TYPES, accepts_none
+from ppo.presets import PRESETS
 
 
 @pytest.mark.parametrize(

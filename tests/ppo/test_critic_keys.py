@@ -6,10 +6,9 @@ import pytest
 from gymnasium import spaces
 
 import ppo
-from ppo.cli import train
-from ppo.config import Config, ConfigError
+from ppo import Config, ConfigError
 from ppo.model.agent import Agent
-from tests.ppo.runs import untrained_run
+from tests.ppo.runs import parsed, untrained_run
 
 SPACE = spaces.Dict(
     {
@@ -115,7 +114,7 @@ def test_critic_keys_need_the_built_in_networks():
 
 
 def test_critic_keys_are_a_list_on_the_command_line():
-    _, config = train.parse(["--critic-keys", "state/mass", "camera"])
+    config = parsed("--critic-keys", "state/mass", "camera")
     assert config.critic_keys == ("state/mass", "camera")
 
 

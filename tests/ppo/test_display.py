@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from ppo import Config, Evaluation
 from ppo import cli as commands
 from ppo.cli.train import grouped, settings_of
-from ppo.config import SETTINGS, Config
-from ppo.results.evaluation import Evaluation
+from ppo.config import SETTINGS
 from ppo.run import display as displays
 from ppo.run.display import Display, Output
 from ppo.run.status import Status, Tally

@@ -14,14 +14,10 @@ import tensorflow as tf
 
 import ppo
 import vecenv
-from ppo.cli import evaluate, export, train, visualize
-from ppo.config import Config, ConfigError
-from ppo.results.evaluation import evaluate_run
-from ppo.results.video import record_run
-from ppo.run.folder import Run, RunError
+from ppo import Config, ConfigError, Run, RunError, evaluate_run, record_run
 from tests.helpers import subclasses_of
 from tests.ppo.envs import Broken, Counted, StrictTaxi
-from tests.ppo.runs import untrained_run
+from tests.ppo.runs import command, only_run, parsed, reports, train, untrained_run
 
 MODULE = """
 import gymnasium as gym
@@ -98,18 +94,12 @@ def settings_of(module):
     return words, config
 
 
-def only_run(logdir):
-    (folder,) = logdir.iterdir()
-    return Run.open(folder)
-
-
 def test_a_run_on_an_unregistered_env_is_trained_evaluated_filmed_exported_and_resumed(module, tmp_path, capsys):
     words, _ = settings_of(module)
     logdir = tmp_path / "runs"
-    assert train.command([*words, *SMALL, "--num-workers", "2", "--logdir", str(logdir)]) == 0
+    run = train(*words, *SMALL, "--num-workers", 2, logdir=logdir)
     assert module not in sys.modules  # only workers import it, because this process has loaded TensorFlow
-    run = only_run(logdir)
-    report = json.loads(run.metrics.read_text().splitlines()[-1])
+    report = reports(run)[-1]
     assert report["length_mean"] == 7 and 7 <= report["return_mean"] <= 10.5
     values = json.loads((run.path / "config.json").read_text())
     assert values["env_kwargs"] == {"length": 7, "reward": 0.5} and values["ignore_keys"] == ["mission", "sight/words"]
@@ -118,21 +108,22 @@ def test_a_run_on_an_unregistered_env_is_trained_evaluated_filmed_exported_and_r
     assert run.read_spaces()[""][0] == gym.spaces.Dict(sight=gym.spaces.Dict(near=near))
 
     with pytest.raises(RunError, match="pass --trust-modules"):
-        evaluate.command([str(run.path)])
+        command("evaluate", [str(run.path)])
     capsys.readouterr()
-    assert evaluate.command([str(run.path), "--trust-modules", "--episodes", "3", "--json"]) == 0
+    assert command("evaluate", [str(run.path), "--trust-modules", "--episodes", "3", "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert summary["length_mean"] == 7 and 7 <= summary["return_mean"] <= 10.5
     assert (
-        visualize.command([str(run.path), "--trust-modules", "--episodes", "1", "--outdir", str(tmp_path / "v")]) == 0
+        command("visualize", [str(run.path), "--trust-modules", "--episodes", "1", "--outdir", str(tmp_path / "v")])
+        == 0
     )
     assert "in 7 steps" in capsys.readouterr().out
-    assert export.command([str(run.path), "--outdir", str(tmp_path / "e")]) == 0
+    assert command("export", [str(run.path), "--outdir", str(tmp_path / "e")]) == 0
     observation = {"sight": {"near": np.zeros(6, np.float32)}}
     assert ppo.load_policy(run.path)(observation) in (0, 1)
     assert module not in sys.modules
     again = ["--resume", str(run.path), "--trust-modules", "--total-steps", "192", "--num-workers", "0"]
-    assert train.command(again) == 0 and module in sys.modules
+    assert command("train", again) == 0 and module in sys.modules
     assert run.read_config().total_steps == 192
 
 
@@ -192,17 +183,17 @@ def test_a_key_that_no_network_can_read_is_named_with_the_flag_that_drops_it(mod
 
 def test_flags_of_the_env_are_read_and_a_resumed_run_keeps_them(module, tmp_path):
     words, expected = settings_of(module)
-    _, config = train.parse(words)
+    config = parsed(*words)
     assert config == expected
-    assert train.parse(["--env-kwargs", '{"length": 7}'])[1].env_kwargs == {"length": 7}
-    assert train.parse([])[1].env_kwargs == {} and train.parse(["--wrappers"])[1].wrappers == ()
+    assert parsed(*["--env-kwargs", '{"length": 7}']).env_kwargs == {"length": 7}
+    assert parsed(*[]).env_kwargs == {} and parsed(*["--wrappers"]).wrappers == ()
     run = untrained_run(tmp_path / "runs", gym.spaces.Box(-1, 1), gym.spaces.Discrete(2), **vars(expected))
-    _, resumed = train.parse(["--resume", str(run.path), "--trust-modules", "--total-steps", "77"])
+    resumed = parsed(*["--resume", str(run.path), "--trust-modules", "--total-steps", "77"])
     assert resumed.env_kwargs == config.env_kwargs and resumed.wrappers == config.wrappers
     with pytest.raises(ConfigError, match="wrappers would change"):
-        train.parse(["--resume", str(run.path), "--trust-modules", "--wrappers", "Other"])
+        parsed(*["--resume", str(run.path), "--trust-modules", "--wrappers", "Other"])
     with pytest.raises(ConfigError, match="env_kwargs would change"):
-        train.parse(["--resume", str(run.path), "--trust-modules", "--env-kwargs", "length=8"])
+        parsed(*["--resume", str(run.path), "--trust-modules", "--env-kwargs", "length=8"])
 
 
 @pytest.mark.parametrize(
@@ -214,7 +205,7 @@ def test_flags_of_the_env_are_read_and_a_resumed_run_keeps_them(module, tmp_path
 )
 def test_the_error_for_arguments_that_cannot_be_read_says_what_to_write(words, message, capsys):
     with pytest.raises(SystemExit) as ended:
-        train.parse(words)
+        parsed(*words)
     printed = " ".join(re.sub("[│╭╮╰╯─]", " ", "".join(capsys.readouterr())).split())
     assert ended.value.code == 2 and message in printed
 
@@ -243,17 +234,17 @@ def test_evaluations_and_videos_get_further_arguments(tmp_path, capsys):
         report_interval=64,
     )
     result = ppo.train(config, logdir=tmp_path / "runs")
-    report = json.loads((result.path / "metrics.jsonl").read_text().splitlines()[-1])
+    report = reports(result.path)[-1]
     # Sutton and Barto's reward is -1 when the pole falls and 0 otherwise.
     assert report["length_mean"] == 7 and report["eval_return_mean"] == 0
     assert result.evaluation.lengths.tolist() == [4, 4] and result.evaluation.returns.tolist() == [0, 0]
     assert Run.open(result.path).read_config().eval_env_kwargs == {"max_episode_steps": 4}
-    assert evaluate.command([str(result.path), "--episodes", "3", "--json"]) == 0
+    assert command("evaluate", [str(result.path), "--episodes", "3", "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["length_mean"] == 4
-    assert visualize.command([str(result.path), "--episodes", "1", "--outdir", str(tmp_path / "videos")]) == 0
+    assert command("visualize", [str(result.path), "--episodes", "1", "--outdir", str(tmp_path / "videos")]) == 0
     assert "in 4 steps" in capsys.readouterr().out
     again = ["--resume", str(result.path), "--total-steps", "128", "--eval-env-kwargs", "max_episode_steps=3"]
-    assert train.command(again) == 0
+    assert command("train", again) == 0
     assert json.loads((result.path / "evaluation.json").read_text())["length_mean"] == 3
 
 
@@ -306,7 +297,7 @@ def test_an_env_limited_to_one_per_process_is_trained_and_evaluated_with_one_wor
     config = dataclasses.replace(TINY, env="tests.registered:Lonely-v0", num_workers=2, eval_episodes=5)
     result = ppo.train(config, logdir=tmp_path)
     assert len(result.evaluation.returns) == 5
-    assert evaluate.command([str(result.path), "--episodes", "3", "--json", "--trust-modules"]) == 0
+    assert command("evaluate", [str(result.path), "--episodes", "3", "--json", "--trust-modules"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["episodes"] == 3
 
 
@@ -361,7 +352,9 @@ def test_a_mask_that_is_in_infos_but_not_read_is_a_warning(tmp_path, num_workers
 
 def test_masks_in_infos_hold_in_training_evaluations_policies_and_exports(tmp_path):
     words = ["--env", f"{StrictTaxi.__module__}:StrictTaxi", "--info-masks", "--num-workers", "1", *SMALL]
-    assert train.command([*words, "--logdir", str(tmp_path / "runs")]) == 0  # StrictTaxi raises if an action is masked
+    assert (
+        command("train", [*words, "--logdir", str(tmp_path / "runs")]) == 0
+    )  # StrictTaxi raises if an action is masked
     run = only_run(tmp_path / "runs")
     run = Run.open(run.path, trust_modules=True)
     assert evaluate_run(run, 2, seed=1).lengths.tolist() == [20, 20]

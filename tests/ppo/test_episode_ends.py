@@ -6,10 +6,10 @@ import pytest
 import tensorflow as tf
 
 import vecenv
+from ppo import Config
 from ppo.algorithm import losses
 from ppo.algorithm.rollout import Collector, EnvView
 from ppo.algorithm.update import Learner, shuffled
-from ppo.config import Config
 from ppo.model.agent import Agent
 from vecenv.ingraph import InGraphVectorEnv, slots_for
 

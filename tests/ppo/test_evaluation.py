@@ -10,13 +10,12 @@ import pytest
 
 import ppo
 import vecenv
-from ppo.cli import evaluate
+from ppo import Evaluation
 from ppo.results import evaluation as evaluations
-from ppo.results.evaluation import MIN_LIMIT, Evaluation, Players, limit_of, play
-from ppo.run.checkpoint import number_in
+from ppo.results.evaluation import MIN_LIMIT, Players, limit_of, play
 from tests.drawing import Striped
 from tests.helpers import CountingEnv
-from tests.ppo.runs import untrained_run
+from tests.ppo.runs import command, reports, untrained_run
 
 CONFIG = ppo.Config(
     env="given", total_steps=64, num_envs=2, num_steps=16, minibatch_size=16, epochs=1, num_workers=0,
@@ -83,7 +82,6 @@ def test_a_run_on_an_env_that_never_ends_has_a_score_and_a_warning(tmp_path, mon
 def test_an_evaluation_of_a_loaded_policy_has_the_limit_of_training(tmp_path, monkeypatch):
     monkeypatch.setattr(evaluations, "MIN_LIMIT", 1)
     result = ppo.train(CONFIG, functools.partial(CountingEnv, 0, 7), logdir=tmp_path)
-    assert number_in(result.path / "checkpoints", "latest", "episodes", "longest") == 7
     found = ppo.evaluate_run(result.path, 1, envs=functools.partial(CountingEnv, 0, NEVER), warn=lambda message: None)
     assert found.lengths.tolist() == [70]
 
@@ -108,7 +106,7 @@ def test_every_function_of_a_list_plays_in_an_evaluation(tmp_path, monkeypatch):
     assert evaluation.lengths.tolist() == [2, 3, 4, 5, 6, 7] and evaluation.functions.tolist() == [0, 1, 2, 3, 4, 5]
     means = {f"return_mean/function_{k}": (k + 2) * (k + 3) / 2 for k in range(6)}
     assert evaluation.summary() == {**evaluation.summary(), **means}
-    report = json.loads((result.path / "metrics.jsonl").read_text().splitlines()[-1])
+    report = reports(result.path)[-1]
     assert report == {**report, **{f"eval_{name}": value for name, value in means.items()}}
     saved = json.loads((result.path / "evaluation.json").read_text())
     assert Evaluation.from_json(saved).summary() == evaluation.summary()
@@ -139,7 +137,7 @@ def test_evaluations_of_a_run_use_fresh_seeds_and_its_own_seed_repeats_the_final
     assert final not in fresh and fresh[0] != fresh[1]
     assert ppo.evaluate_run(result.path, 8, seed=config.seed).lengths.tolist() == final
     capsys.readouterr()
-    evaluate.command([str(result.path), "--episodes", "8", "--seed", str(config.seed)])
+    command("evaluate", [str(result.path), "--episodes", "8", "--seed", str(config.seed)])
     out = capsys.readouterr().out
     assert out.startswith("deterministic policy: return ") and out.endswith(f"8 episodes, seed {config.seed}\n")
 
@@ -160,8 +158,8 @@ def test_an_evaluation_with_sampled_actions_says_so_and_is_reproducible(tmp_path
         kinds[deterministic], again = (one.lengths.tolist() for one in found)
         assert kinds[deterministic] == again
     assert kinds[False] == result.evaluation.lengths.tolist() != kinds[True]
-    evaluate.command([str(result.path), "--episodes", "8", "--seed", "0", "--sample"])
+    command("evaluate", [str(result.path), "--episodes", "8", "--seed", "0", "--sample"])
     out = capsys.readouterr().out
     assert out.startswith(f"sampled policy: return {np.mean(kinds[False]):,.1f} +-")
-    evaluate.command([str(result.path), "--episodes", "2", "--json", "--sample"])
+    command("evaluate", [str(result.path), "--episodes", "2", "--json", "--sample"])
     assert json.loads(capsys.readouterr().out)["deterministic"] is False

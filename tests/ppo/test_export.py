@@ -14,11 +14,10 @@ import tensorflow as tf
 from gymnasium import spaces
 
 import ppo
-from ppo.cli import export as command
+from ppo import Run, export
 from ppo.results import export as exports
-from ppo.results.export import ExportError, export
-from ppo.run.folder import Run
-from tests.ppo.runs import untrained_run, with_reports
+from ppo.results.export import ExportError
+from tests.ppo.runs import command, untrained_run, with_reports
 from vecenv.spaces import leaves, nest, pick
 
 FORMATS = ["savedmodel", "tflite", "onnx"]
@@ -355,7 +354,7 @@ def test_a_new_export_replaces_the_previous_one(tmp_path):
 def test_an_export_runs_without_ppo_and_vecenv(tmp_path, capsys):
     run = untrained_run(tmp_path / "runs", VECTOR, spaces.Box(-1, 1, (2,)))
     for format in FORMATS:
-        assert command.command([str(run.path), "--format", format, "--outdir", str(tmp_path / "out")]) == 0
+        assert command("export", [str(run.path), "--format", format, "--outdir", str(tmp_path / "out")]) == 0
         assert "differ from the checkpoint's by at most" in capsys.readouterr().out
     code = f"""
 import sys

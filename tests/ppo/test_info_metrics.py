@@ -13,13 +13,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import ppo
 import vecenv
-from ppo.cli import evaluate, train
 from ppo.envs import training_envs
 from ppo.run.display import Display
-from ppo.run.metrics import TIMES, WINDOW, Episodes
+from ppo.run.metrics import WINDOW, Episodes
 from tests.helpers import CountingEnv
 from tests.ppo.envs import InfoEnv
-from tests.ppo.runs import untrained_run
+from tests.ppo.runs import command, parsed, reports, untrained_run
 from vecenv.ingraph import Rollout
 
 CONFIG = ppo.Config(
@@ -43,11 +42,6 @@ class Listener(ppo.Callback):
 ENVS = [lambda i=i: InfoEnv(i, 3 + i) for i in range(4)]
 
 
-def reports(path):
-    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in row.items() if name not in TIMES} for row in rows]
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     listener = Listener()
@@ -56,7 +50,7 @@ def finished(tmp_path_factory):
 
 
 def test_reports_average_infos_over_the_episodes_of_the_returns(finished):
-    rows = reports(finished[0].path)
+    rows = reports(finished[0].path, times=False)
     assert [row["env_steps"] for row in rows] == [128, 256, 384, 512]
     for row in rows:
         assert row["info_steps"] == row["length_mean"]
@@ -115,7 +109,7 @@ def test_a_resumed_run_with_a_worker_keeps_its_infos_and_may_add_a_key(finished,
     first = ppo.train(dataclasses.replace(config, total_steps=256), ENVS, logdir=tmp_path)
     more = {"total_steps": config.total_steps, "info_metrics": ("share", *CONFIG.info_metrics)}
     ppo.resume(first.path, envs=ENVS, **more)
-    found, expected = reports(first.path), reports(finished[0].path)
+    found, expected = (reports(one.path, times=False) for one in (first, finished[0]))
     for name in ("env_steps", "episodes", "length_mean", *(name for name in expected[0] if "info_" in name)):
         assert [row[name] for row in found] == [row[name] for row in expected], name
     assert found[-1]["info_share"] == 1 and "info_share" not in found[0]
@@ -183,14 +177,14 @@ def test_keys_are_distinct_names(keys):
 def test_evaluate_prints_infos(tmp_path, capsys):
     env = gym.make("InvertedPendulum-v5")
     spaces = gym.spaces.Box(-np.inf, np.inf, (4,), np.float32), env.action_space
-    _, config = train.parse(["--env", "InvertedPendulum-v5", "--info-metrics", "reward_survive", "other"])
+    config = parsed("--env", "InvertedPendulum-v5", "--info-metrics", "reward_survive", "other")
     assert config.info_metrics == ("reward_survive", "other")
     settings = {"env": config.env, "info_metrics": config.info_metrics}
     run = str(untrained_run(tmp_path, *spaces, given=False, **settings).path)
-    assert evaluate.command([run, "--episodes", "2"]) == 0
+    assert command("evaluate", [run, "--episodes", "2"]) == 0
     # At the last step, the pendulum has fallen, so there is no reward for surviving.
     assert "2 episodes, reward_survive 0, seed " in capsys.readouterr().out
-    assert evaluate.command([run, "--episodes", "2", "--json"]) == 0
+    assert command("evaluate", [run, "--episodes", "2", "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert summary["info_reward_survive"] == 0 and "info_other" not in summary
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppo.config import Config
+from ppo import Config
 from ppo.kwargs import Kwargs, from_words, to_words
 
 VALUES = st.recursive(

@@ -10,11 +10,11 @@ import pytest
 import tensorflow as tf
 
 import vecenv
+from ppo import Config
 from ppo.algorithm import losses
 from ppo.algorithm.rollout import Collector, EnvView
 from ppo.algorithm.teams import team_of_group
 from ppo.algorithm.update import METRICS, Learner, shuffled
-from ppo.config import Config
 from ppo.model.agent import Agent
 from ppo.model.networks import MLP
 from vecenv.ingraph import InGraphVectorEnv, slots_for

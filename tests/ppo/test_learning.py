@@ -1,50 +1,170 @@
-"""Tests that the presets cartpole, pendulum and cheetah reach their target scores, with the commands that a user types.
+"""Policies of every kind learn a small task, and presets reach what their held-out seeds have reached.
 
 `pytest -m slow -rP tests/ppo/test_learning.py` prints every score.
 """
 
-import json
+import dataclasses
+import math
 
+import gymnasium as gym
+import numpy as np
 import pytest
+from gymnasium import spaces
 
-from ppo.cli import evaluate, train
-
-
-def score(tmp_path, capsys, *words):
-    """Trains and evaluates as a user would; returns the mean return of 20 episodes and the env-steps of training."""
-    assert train.command([*words, "--logdir", str(tmp_path)]) == 0
-    (run,) = tmp_path.iterdir()
-    env_steps = json.loads((run / "evaluation.json").read_text())["env_steps"]
-    capsys.readouterr()
-    evaluate.command([str(run), "--episodes", "20", "--json", "--seed", "123"])
-    scores = json.loads(capsys.readouterr().out)
-    print(f"{' '.join(words)}: {scores['return_mean']:.1f} +- {scores['return_std']:.1f} after {env_steps:,} env-steps")
-    return scores["return_mean"], env_steps
+import ppo
+from benchmarks import learning
+from tests.ppo.runs import reports, train
 
 
-@pytest.mark.xla
+class Matching(gym.Env):
+    """Shows a random goal, which the next action should equal. The reward follows a step later, and may be negative.
+
+    Args:
+        action_space: Space of the actions and the goals.
+        shown: How a goal is shown: as a flat "vector"; as a "mask", which also forbids half of the other actions; as
+            a bright corner of an "image"; or "once" in eight steps, so that the policy has to remember it.
+    """
+
+    def __init__(self, action_space, shown="vector"):
+        self.action_space, self._shown = action_space, shown
+        self._size = spaces.flatdim(action_space)
+        vector = spaces.Box(-3, 3, (self._size,))
+        mask = spaces.Dict(action_mask=spaces.MultiBinary(self._size), goal=vector)
+        self.observation_space = {"mask": mask, "image": spaces.Box(0, 255, (9, 9, 1), np.uint8)}.get(shown, vector)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self.action_space.seed(seed)
+        self._steps, self._owed = 0, 0.0
+        return self._observe(), {}
+
+    def step(self, action):
+        self._steps += 1
+        error = np.abs(spaces.flatten(self.action_space, action) - self._goal).mean()
+        over = self._steps == 8
+        paid, self._owed = self._owed + over * error, error
+        return self._observe(), -float(paid), over, False, {}
+
+    def _observe(self):
+        hidden = self._shown == "once" and self._steps > 0
+        if not hidden:
+            self._goal = spaces.flatten(self.action_space, self.action_space.sample()).astype(np.float32)
+        place = int(self._goal.argmax())
+        if self._shown == "image":
+            image = np.zeros((9, 9, 1), np.uint8)
+            image[place // 2 * 5 :, place % 2 * 5 :][:4, :4] = 255
+            return image
+        if self._shown == "mask":
+            mask = self.np_random.integers(0, 2, self._size, np.int8)
+            mask[place] = 1
+            return {"action_mask": mask, "goal": self._goal}
+        return 0 * self._goal if hidden else self._goal
+
+
+FOUR, TWO = spaces.Discrete(4), spaces.Box(-1, 1, (2,))
+PARTS = spaces.Dict(a=FOUR, b=spaces.Box(-1, 1, (1,)), c=spaces.MultiBinary(2))
+KINDS = {
+    "one of four actions, masked": (FOUR, "mask", {}),
+    "one of four actions, from images": (FOUR, "image", {}),
+    "one of four actions, remembered by a GRU": (FOUR, "once", {"recurrent": "gru"}),
+    "one of four actions, remembered by an LSTM": (FOUR, "once", {"recurrent": "lstm"}),
+    "one of four actions, by a custom network": (FOUR, "vector", {"network": "tests.ppo.test_networks:keras_network"}),
+    "a vector": (TWO, "vector", {}),
+    "a vector, squashed by tanh": (TWO, "vector", {"action_transform": "tanh"}),
+    "a vector, with the objective of BatchPPO": (TWO, "vector", {"objective": "kl_penalty"}),
+    "actions of several parts": (PARTS, "vector", {}),
+}
+SMALL = ppo.Config(
+    env="Matching", num_envs=16, num_workers=0, num_steps=16, minibatch_size=64, epochs=4, learning_rate=1e-2,
+    gamma=0.9, policy_layers=(32,), value_layers=(32,), recurrent_units=16, total_steps=20 * 256,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_policies_of_every_kind_learn_within_20_updates(tmp_path, kind):
+    """Shared policies of several agents learn in tests/ppo/test_multi_agent.py."""
+    space, shown, settings = KINDS[kind]
+    result = ppo.train(dataclasses.replace(SMALL, **settings), lambda: Matching(space, shown), logdir=tmp_path)
+    error = -result.evaluation.returns.mean() / 8
+    space.seed(0)
+    goals = [spaces.flatten(space, space.sample()) for _ in range(400)]
+    by_chance = np.abs(np.diff(goals, axis=0)).mean()
+    print(f"{kind}: {error:.3f}, by chance {by_chance:.3f}")
+    assert error < 0.25 * by_chance
+
+
+@pytest.mark.slow
 def test_cartpole_is_solved_within_200_000_env_steps(tmp_path, capsys):
-    mean, env_steps = score(tmp_path, capsys, "--config", "cartpole", "--seed", "1")
-    assert mean == 500 and env_steps < 200_000 + 64 * 32  # the last rollout is completed
+    """By the commands that a user types, in one process that compiles the update as users do."""
+    run = train("--config", "cartpole", "--seed", "1", "--eval-episodes", "20", logdir=tmp_path)
+    assert "final score: 500.0 +- 0.0" in capsys.readouterr().out
+    assert reports(run)[-1]["env_steps"] < 200_000 + 64 * 32  # the last rollout is completed
+
+
+class Until(ppo.Callback):
+    """Finishes a run once a condition on its reports and its number of env-steps holds."""
+
+    def __init__(self, condition):
+        self._condition = condition
+
+    def on_update(self, report):
+        if self._condition(report):
+            self.stop("reached")
+
+
+TENTHS = {
+    **dict.fromkeys(("cheetah-1M", "hopper-1M", "walker-1M", "ant-1M", "humanoid-1M", "reacher-1M"), 10),
+    **dict.fromkeys(("double_pendulum-1M", "paper-pendulum-1M", "paper-cartpole-0.2M", "paper-double_pendulum-1M"), 10),
+    "swimmer-1M": 3,
+    "paper-reacher-5M": 1,
+    "paper-cheetah-10M": 1,
+}
+"""Studies of `benchmarks.learning`, and the tenths of their runs that the test repeats."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", ["0", "2", "3"])
-def test_cartpole_is_solved_with_other_seeds(tmp_path, capsys, seed):
-    mean, env_steps = score(tmp_path, capsys, "--config", "cartpole", "--seed", seed)
-    assert mean == 500 and env_steps < 200_000 + 64 * 32
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", TENTHS)
+def test_a_preset_scores_at_most_a_fifth_less_than_its_worst_held_out_seed(tmp_path, name):
+    """The worst score of all seeds after as many env-steps is in benchmarks/results."""
+    study = learning.STUDIES[name]
+    scores = [run["scores"][TENTHS[name] - 1] for run in learning.read(study, learning.RESULTS)["runs"]]
+    bound = min(scores) - 0.2 * abs(min(scores))
+    config = dataclasses.replace(
+        ppo.preset(study.flags.removeprefix("--config ")), total_steps=study.env_steps, seed=study.seeds[0],
+        eval_episodes=learning.EPISODES, checkpoint_interval=10**9,
+    )  # fmt: skip
+    steps = study.env_steps * TENTHS[name] / 10
+    result = ppo.train(config, callbacks=Until(lambda report: report["env_steps"] >= steps), logdir=tmp_path)
+    score = result.evaluation.returns.mean()
+    print(f"{name} after {result.env_steps:,} env-steps: {score:.1f}, the worst held-out seed {min(scores):.1f}")
+    assert score >= bound
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", ["0", "1", "2"])
-def test_pendulum_reaches_minus_200_within_600_000_env_steps(tmp_path, capsys, seed):
-    mean, env_steps = score(tmp_path, capsys, "--config", "pendulum", "--seed", seed)
-    assert mean >= -200 and env_steps < 600_000 + 64 * 64
+def test_pendulum_reaches_minus_200(tmp_path):
+    """In an earlier version, the mean score was -173 (docs/results.md)."""
+    result = ppo.train(ppo.preset("pendulum"), logdir=tmp_path)
+    assert result.evaluation.returns.mean() >= -200
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", ["0", "1", "2"])
-def test_cheetah_reaches_2000_in_a_million_steps(tmp_path, capsys, seed):
-    mean, _ = score(tmp_path, capsys, "--config", "cheetah", "--total-steps", "1000000", "--seed", seed)
-    assert mean >= 2000
+@pytest.mark.timeout(1800)
+def test_the_quadruped_follows_its_commands(tmp_path):
+    """Seed 100 ended with errors of 0.25 m/s and 0.18 rad/s (docs/mujoco.md), and began with 0.36 and 0.40."""
+    result = ppo.train(dataclasses.replace(ppo.preset("quadruped"), seed=100, eval_episodes=20), logdir=tmp_path)
+    found = result.evaluation.summary()
+    print(found)
+    assert found["info_error/velocity"] < 0.3 and found["info_error/yaw"] < 0.25
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_pong_returns_rise_within_400_000_env_steps(tmp_path):
+    """With seed 1, the return in training passed 10 after 370,000 env-steps (docs/speedrun.md). It begins at -20."""
+    pytest.importorskip("ale_py")
+    config = dataclasses.replace(ppo.preset("pong"), seed=1, eval_episodes=1)
+    until = Until(lambda report: (report["return_mean"] or -math.inf) > -5 or report["env_steps"] >= 400_000)
+    result = ppo.train(config, callbacks=until, logdir=tmp_path)
+    assert result.env_steps < 400_000

@@ -1,7 +1,6 @@
 """Tests that long runs survive interruptions, kills, full disks and invalid numbers."""
 
 import dataclasses
-import json
 import os
 import random
 import re
@@ -13,14 +12,12 @@ import time
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import ppo
 import vecenv
 from ppo.run import resume
-from ppo.run.checkpoint import list_checkpoints
-from ppo.run.metrics import TIMES
 from tests.ppo.envs import TurnsBad
+from tests.ppo.runs import checkpoints, reports, variables
 
 CONFIG = ppo.Config(
     total_steps=8 * 128,
@@ -46,18 +43,6 @@ class StopAfter(ppo.Callback):
         self.warnings.append(message)
 
 
-def rows(path):
-    found = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if k not in TIMES} for row in found]
-
-
-def variables(path):
-    """Returns all variables of the newest checkpoint: networks, normalization, optimizer, recurrent state."""
-    reader = tf.train.load_checkpoint(str(list_checkpoints(path / "checkpoints")[-1] / "state"))
-    names = [name for name in reader.get_variable_to_shape_map() if "VARIABLE_VALUE" in name]
-    return {name: reader.get_tensor(name) for name in names}
-
-
 @pytest.mark.xla
 @pytest.mark.parametrize(
     "settings",
@@ -79,7 +64,8 @@ def test_an_interrupted_run_reaches_the_same_parameters_as_an_uninterrupted_run(
     ppo.resume(part.path, callbacks=[callback])
     resumed = ppo.resume(part.path, callbacks=[callback])
     assert not callback.warnings
-    assert rows(resumed.path) == rows(whole.path) and len(rows(whole.path)) == 8
+    expected = reports(whole.path, times=False)
+    assert reports(resumed.path, times=False) == expected and len(expected) == 8
     one, other = variables(whole.path), variables(resumed.path)
     assert one.keys() == other.keys() and len(one) > 20
     for name, values in one.items():
@@ -91,7 +77,7 @@ def test_training_progress_survives_damaged_env_states(tmp_path):
     callback = StopAfter(3 * 128)
     config = dataclasses.replace(CONFIG, env="CartPole-v1", checkpoint_interval=128)
     path = ppo.train(config, logdir=tmp_path, callbacks=[callback]).path
-    (list_checkpoints(path / "checkpoints")[-1] / "envs.npz").write_bytes(b"damaged")
+    (checkpoints(path)[-1] / "envs.npz").write_bytes(b"damaged")
     callback.env_steps = 4 * 128
     result = ppo.resume(path, callbacks=[callback])
     assert result.env_steps == 4 * 128 and "envs.npz holds no env states" in callback.warnings[0]
@@ -102,7 +88,7 @@ def test_env_states_that_are_slow_to_save_are_saved_only_at_the_end(tmp_path, mo
     callback = StopAfter(4 * 128)
     config = dataclasses.replace(CONFIG, env="CartPole-v1", checkpoint_interval=128)
     path = ppo.train(config, logdir=tmp_path, callbacks=[callback]).path
-    states = [(folder / "envs.npz").exists() for folder in list_checkpoints(path / "checkpoints")]
+    states = [(folder / "envs.npz").exists() for folder in checkpoints(path)]
     assert states == [False, False, True]  # the stop rewrote the last checkpoint
 
 
@@ -130,7 +116,7 @@ COMMAND = [sys.executable, "-m", "ppo", "train", "--env", "CartPole-v1", "--num-
 
 
 def newest(run):
-    found = list_checkpoints(run / "checkpoints")
+    found = checkpoints(run) if (run / "config.json").exists() else []
     return int(found[-1].name.split("_")[1]) if found else 0
 
 
@@ -142,10 +128,8 @@ def test_a_run_killed_at_any_moment_can_be_resumed(tmp_path, kills):
         words = ["--logdir", str(tmp_path)] if run is None else ["--logdir", str(tmp_path), "--resume", str(run)]
         log = (tmp_path / "log.txt").open("w") if tmp_path.exists() else None
         process = subprocess.Popen([*COMMAND, *words], stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
-        deadline = time.monotonic() + 120
         while run is None or newest(run) <= before:  # each attempt must make progress
             assert process.poll() is None, (tmp_path / "log.txt").read_text()
-            assert time.monotonic() < deadline, (tmp_path / "log.txt").read_text()
             run = run or next((path.parent for path in tmp_path.glob("*/checkpoints")), None)
             time.sleep(0.01)
         time.sleep(rng.uniform(0, 1))
@@ -154,7 +138,7 @@ def test_a_run_killed_at_any_moment_can_be_resumed(tmp_path, kills):
         before = newest(run)
     stop = StopAfter(newest(run) + 64)
     assert ppo.resume(run, callbacks=[stop]).env_steps == stop.env_steps
-    steps = [row["env_steps"] for row in rows(run)]
+    steps = [row["env_steps"] for row in reports(run)]
     assert steps == sorted(set(steps))
 
 

@@ -15,14 +15,9 @@ import tensorflow as tf
 
 import ppo
 import vecenv
+from ppo import Config, Evaluation, Run, TrainingDiverged, evaluate_run
 from ppo.callbacks import Callback, Callbacks, StopTraining
-from ppo.config import Config
 from ppo.envs import training_envs
-from ppo.model.checks import TrainingDiverged
-from ppo.results.evaluation import Evaluation, evaluate_run
-from ppo.run.checkpoint import list_checkpoints
-from ppo.run.folder import Run
-from ppo.run.metrics import TIMES
 from ppo.run.resume import Progress, Saver
 from ppo.trainer import Trainer, run_training
 from tests.helpers import CountingEnv
@@ -36,6 +31,7 @@ from tests.ppo.envs import (
     make_failing,
     raises_value_error,
 )
+from tests.ppo.runs import checkpoints, reports
 
 CONFIG = Config(
     env="Faulty-v0",
@@ -105,7 +101,7 @@ def test_the_error_of_a_diverging_run_says_where_and_no_later_checkpoint_is_save
     run = Run.create(tmp_path, "x", config)
     with pytest.raises(TrainingDiverged, match=message):
         run_training(config, run, Callback())
-    assert list_checkpoints(run.checkpoints)[-1].name == "step_000000000160"
+    assert checkpoints(run)[-1].name == "step_000000000160"
     # The last checkpoint is valid. The restored envs continue exactly where they stopped, so they reach the same fault.
     assert evaluate_run(run, 3).lengths.tolist() == [20, 20, 20]
     with pytest.raises(TrainingDiverged, match=message):
@@ -244,11 +240,7 @@ def test_runs_are_the_same_with_envs_in_cpp_or_python_and_with_or_without_worker
     for i, how in enumerate(({}, {"num_workers": 2}, {"backend": "python"}, {"backend": "python", "num_workers": 0})):
         run = Run.create(tmp_path, str(i), hopper)
         run_training(dataclasses.replace(hopper, **{"num_workers": None, **how}), run, Callback())
-        rows = [json.loads(line) for line in run.metrics.read_text().splitlines()]
-        for row in rows:
-            for name in TIMES:
-                del row[name]
-        found.append(rows)
+        found.append(reports(run, times=False))
     assert len(found[0]) == 10 and found[0] == found[1] == found[2] == found[3]
 
 
@@ -257,7 +249,7 @@ def test_a_checkpoint_during_a_rollout_holds_no_env_states(tmp_path):
     envs = SimpleNamespace(steps=3, num_steps=8, get_state=lambda: pytest.fail("get_state was called"))
     run = Run.create(tmp_path, "run", Config())
     Saver(run, Progress(Config()), envs, Callback(), {"module": tf.Module()}).save({})
-    (checkpoint,) = list_checkpoints(run.checkpoints)
+    (checkpoint,) = checkpoints(run)
     progress = json.loads((checkpoint / "progress.json").read_text())
     assert progress["why_fresh"] == "3 of 8 steps of a rollout had been taken"
 
@@ -440,7 +432,7 @@ def undisturbed(tmp_path_factory):
         source = functools.partial(RewardTurnsBad, 1.0)
         usual = dataclasses.replace(RARELY, num_workers=0, **how)
         path = ppo.train(usual, source, logdir=tmp_path_factory.mktemp("undisturbed"), callbacks=StopsAt(160)).path
-        (checkpoint,) = list_checkpoints(path / "checkpoints")
+        (checkpoint,) = checkpoints(path)
         return _saved(checkpoint)
 
     return lambda config: tensors(normalize_rewards=config.normalize_rewards)
@@ -456,7 +448,7 @@ def test_the_last_finished_update_is_saved_whatever_ends_the_run(tmp_path, undis
     with pytest.raises(error) as caught:
         ppo.train(config, logdir=tmp_path / "runs", callbacks=callbacks)
     (run,) = (tmp_path / "runs").iterdir()
-    (checkpoint,) = list_checkpoints(run / "checkpoints")
+    (checkpoint,) = checkpoints(run)
     assert checkpoint.name == "step_000000000160"
     assert caught.value.__notes__[-1] == f"Everything up to env-step 160 is saved in {run}, which can be resumed."
     for (name, values), expected in zip(_saved(checkpoint).items(), undisturbed(config).values(), strict=True):
@@ -508,13 +500,13 @@ def test_an_exception_while_env_states_are_saved_is_reported_once_and_training_c
     run = Run.create(tmp_path, "unwilling", config)
     envs = [functools.partial(Unwilling, raises_value_error)] * 2
     assert run_training(config, run, notes, envs=envs).evaluation is not None
-    assert [path.name for path in list_checkpoints(run.checkpoints)] == [f"step_{n:012d}" for n in (32, 64, 96)]
+    assert [path.name for path in checkpoints(run)] == [f"step_{n:012d}" for n in (32, 64, 96)]
     (warning,) = notes.warnings
     assert "a resumed run begins fresh episodes" in warning and "ValueError: the motor is on fire" in warning
     assert "Traceback" not in warning
     longer = dataclasses.replace(config, total_steps=128)
     run_training(longer, run, notes, envs=envs, resume=True)
-    assert list_checkpoints(run.checkpoints)[-1].name == "step_000000000128"
+    assert checkpoints(run)[-1].name == "step_000000000128"
 
 
 @pytest.mark.parametrize("periodic", [True, False])
@@ -526,7 +518,7 @@ def test_training_progress_survives_a_worker_death_while_env_states_are_saved(tm
             run_training(config, run, Callback(), envs=envs)
     else:  # no training remains
         assert run_training(config, run, Callback(), envs=envs).evaluation is not None
-    (path,) = list_checkpoints(run.checkpoints)
+    (path,) = checkpoints(run)
     progress = json.loads((path / "progress.json").read_text())
     assert path.name == "step_000000000032" and "exited with code 3" in progress["why_fresh"]
 
@@ -553,4 +545,4 @@ def test_box2d_tasks_can_be_trained_saved_and_resumed(tmp_path, env):
     assert len(notes.warnings) == 1 and f"{env[:-3]} does not define get_state()" in notes.warnings[0], notes.warnings
     stop.env_steps = 96
     assert run_training(config, run, Callbacks([notes, stop]), resume=True).env_steps == 96
-    assert list_checkpoints(run.checkpoints)[-1].name == "step_000000000096"
+    assert checkpoints(run)[-1].name == "step_000000000096"

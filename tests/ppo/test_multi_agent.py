@@ -14,20 +14,16 @@ import tensorflow as tf
 
 import ppo
 import vecenv
-from ppo import footprint
+from ppo import Config, ConfigError, Run, RunError, evaluate_run, export, footprint
 from ppo.algorithm.teams import GroupView
 from ppo.algorithm.update import shuffled
 from ppo.callbacks import Callback
-from ppo.config import Config, ConfigError
 from ppo.envs import training_envs
 from ppo.results import video as videos
-from ppo.results.evaluation import Players, evaluate_run, play
-from ppo.results.export import export
-from ppo.run.folder import Run, RunError
-from ppo.run.metrics import TIMES
+from ppo.results.evaluation import Players, play
 from ppo.trainer import Trainer
 from tests.helpers import CountingEnv
-from tests.ppo.runs import rewound
+from tests.ppo.runs import reports, rewound
 from tests.ppo.test_learner import parts_of_group
 
 pytest.importorskip("pettingzoo")
@@ -50,12 +46,6 @@ CONFIG = Config(
 )
 
 
-def reports_of(run: Run) -> list[dict]:
-    """Returns the reports of a run without the metrics that depend on speed."""
-    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name not in TIMES} for line in lines]
-
-
 @pytest.mark.parametrize(
     ("env_id", "settings"),
     [("CartPole-v1", {}), pytest.param("Pendulum-v1", {"recurrent": "gru"}, marks=pytest.mark.slow)],
@@ -66,7 +56,7 @@ def test_one_agent_learns_exactly_what_a_gymnasium_env_teaches(tmp_path, env_id,
     single = ppo.train(Config(env=env_id, **common), logdir=tmp_path / "single")
     config = Config(env="pettingzoo:tests.multi_agent:OneAgent", env_kwargs={"env_id": env_id}, **common)
     several = ppo.train(config, logdir=tmp_path / "several")
-    ours, theirs = (reports_of(Run.open(result.path)) for result in (several, single))
+    ours, theirs = (reports(result.path, times=False) for result in (several, single))
     for our, their in zip(ours, theirs, strict=True):
         # Weighted means round differently.
         known = {name: value for name, value in their.items() if value is not None}
@@ -79,7 +69,7 @@ def test_results_do_not_depend_on_the_number_of_workers(tmp_path):
     for num_workers in (0, 2):
         config = dataclasses.replace(CONFIG, num_workers=num_workers, total_steps=400)
         result = ppo.train(config, logdir=tmp_path / str(num_workers))
-        found.append(reports_of(Run.open(result.path)))
+        found.append(reports(result.path, times=False))
     assert found[0] == found[1] and len(found[0]) > 3
 
 
@@ -180,7 +170,7 @@ def finished(tmp_path_factory):
 
 
 def test_returns_are_reported_per_agent_per_group_and_per_env(finished):
-    report = reports_of(Run.open(finished.path))[-1]
+    report = reports(finished.path, times=False)[-1]
     agents = [report[f"return_mean/{name}"] for name in ("a_0", "a_1", "a_2")]
     assert report["return_mean/a"] == pytest.approx(np.mean(agents), rel=1e-6)
     assert report["return_mean"] == pytest.approx(sum(agents) + report["return_mean/b_0"], abs=0.5)
@@ -198,7 +188,7 @@ def test_returns_are_reported_per_agent_per_group_and_per_env(finished):
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, finished):
     """LeavingEnv can save its state, so the checkpoint holds the envs, too."""
     resumed = ppo.resume(rewound(finished.path, tmp_path / "killed", checkpoints=2), trust_modules=True)
-    ours, theirs = reports_of(Run.open(resumed.path)), reports_of(Run.open(finished.path))
+    ours, theirs = reports(resumed.path, times=False), reports(finished.path, times=False)
     assert ours == theirs
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ppo.config import Config, ConfigError
+from ppo import Config, ConfigError
 from ppo.model.agent import ActorCritic, Agent
 from ppo.model.networks import MLP, ImpalaCNN, NatureCNN, SmallCNN, cnn_for, orthogonal
 from ppo.model.normalize import ImageNormalizer, Statistics
@@ -36,7 +36,7 @@ def test_initial_weights_are_orthogonal_with_the_given_gain(rows, columns):
 )
 def test_an_mlp_is_dense_layers_with_the_activation_in_between(activation, formula):
     mlp = MLP([3, 4, 2], activation=Config(activation=activation).activation, output_gain=1.0, rng=RNG, name="mlp")
-    w0, w1, b0, b1 = [variable.numpy() for variable in (*mlp._weights, *mlp.biases)]
+    w0, w1, b0, b1 = [variable.numpy() for variable in mlp.variables]
     x = np.array([[1.0, -2.0, 0.5]], np.float32)
     np.testing.assert_allclose(mlp(tf.constant(x)), formula(x @ w0 + b0) @ w1 + b1, rtol=1e-5)
 
@@ -71,8 +71,16 @@ def windows(images, size, stride, padding, fill=0.0):
     return np.moveaxis(found, 3, -1)
 
 
+def parts_of(cnn):
+    """Returns the kernels, their biases, and the weight and the bias of the last layer."""
+    by_rank = {rank: [variable for variable in cnn.variables if len(variable.shape) == rank] for rank in (4, 2, 1)}
+    (weight,), (*biases, last) = by_rank[2], by_rank[1]
+    return by_rank[4], biases, weight, last
+
+
 def convolved(cnn, i, images):
-    kernel, bias, sizes = cnn._kernels[i].numpy(), cnn._biases[i].numpy(), cnn._convolutions[i]
+    kernels, biases, *_ = parts_of(cnn)
+    kernel, bias, sizes = kernels[i].numpy(), biases[i].numpy(), cnn._convolutions[i]
     assert images.shape[1:] == sizes.inputs
     result = np.einsum("nhwyxc,yxcf->nhwf", windows(images, sizes.kernel, sizes.stride, sizes.padding), kernel) + bias
     assert result.shape[1:] == sizes.outputs
@@ -80,7 +88,7 @@ def convolved(cnn, i, images):
 
 
 def plain(cnn, hidden):
-    for i in range(len(cnn._kernels)):
+    for i in range(len(parts_of(cnn)[0])):
         hidden = relu(convolved(cnn, i, hidden))
     return hidden
 
@@ -108,7 +116,7 @@ def cnn_of(kind, shape, normalizer=None):
     """Returns a network with biases other than 0."""
     rng = np.random.default_rng(0)
     cnn = kind(shape, rng=rng, normalizer=normalizer)
-    for bias in cnn._biases:
+    for bias in parts_of(cnn)[1]:
         bias.assign(rng.normal(size=bias.shape, scale=0.1))
     return cnn
 
@@ -118,7 +126,7 @@ def test_a_cnn_equals_its_formula(case):
     kind, shape, formula = CASES[case]
     cnn = cnn_of(kind, shape)
     images = RNG.integers(0, 256, (4, *shape), np.uint8)
-    weight, bias = cnn._dense._weights[0].numpy(), cnn._dense.biases[0].numpy()
+    weight, bias = (variable.numpy() for variable in parts_of(cnn)[2:])
     expected = relu(formula(cnn, images / 255.0).reshape(4, -1) @ weight + bias)
     assert expected.shape == (4, kind.NUM_OUTPUTS) and expected.std() > 0.05
     np.testing.assert_allclose(cnn(tf.constant(images)), expected, rtol=1e-4, atol=1e-5)
@@ -146,13 +154,14 @@ def test_a_cnn_subtracts_pixel_means_and_divides_by_one_deviation(case):
 def test_the_kernels_of_a_cnn_are_orthogonal_float32_variables_with_different_names(case):
     kind, shape, _ = CASES[case]
     cnn = cnn_of(kind, shape)
-    for kernel, sizes in zip(cnn._kernels, cnn._convolutions, strict=True):
+    kernels = parts_of(cnn)[0]
+    for kernel, sizes in zip(kernels, cnn._convolutions, strict=True):
         flat = kernel.numpy().reshape(-1, sizes.filters).astype(np.float64)
         assert kernel.shape == (sizes.kernel, sizes.kernel, sizes.inputs[2], sizes.filters)
         gram = flat.T @ flat if len(flat) >= sizes.filters else flat @ flat.T
         np.testing.assert_allclose(gram, sizes.gain**2 * np.eye(len(gram)), atol=1e-5)
     assert all(variable.dtype == tf.float32 for variable in cnn.trainable_variables)
-    assert len({variable.name for variable in cnn.trainable_variables}) == 2 * len(cnn._kernels) + 2
+    assert len({variable.name for variable in cnn.trainable_variables}) == 2 * len(kernels) + 2
 
 
 @pytest.mark.parametrize(
@@ -181,7 +190,7 @@ def test_a_recurrent_core_equals_its_formulas_and_resets_where_an_episode_begins
     initial = RNG.normal(size=(2, core.state_size)).astype(np.float32)
     first = np.zeros((6, 2), np.bool_)
     first[3, 1] = True
-    w, u, b = core._input.numpy(), core._recurrent.numpy(), core._bias.numpy()
+    b, w, u = (variable.numpy() for variable in core.variables)  # sorted by name
     expected, state = [], initial
     for t in range(6):
         state = np.where(first[t][:, None], 0.0, state)

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 import ppo
-from ppo.cli import train
+from ppo import Run
 from ppo.model.agent import Agent
 from ppo.model.normalize import RunningMoments
 from ppo.results.policy import load_agent
-from ppo.run.folder import Run
 from ppo.run.resume import start_from
-from tests.ppo.runs import untrained_run
+from tests.ppo.runs import command, parsed, untrained_run
 
 CONFIG = ppo.Config(
     env="CartPole-v1", total_steps=64, num_envs=2, num_workers=0, num_steps=16, minibatch_size=16, epochs=1,
@@ -152,7 +151,7 @@ def test_the_command_passes_init_from_but_not_with_resume(tmp_path, origin, monk
     calls = []
     monkeypatch.setattr(ppo, "train", lambda config, **options: calls.append(options) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        train.command(["--env", "CartPole-v1", "--init-from", str(origin), "--logdir", str(tmp_path)])
+        command("train", ["--env", "CartPole-v1", "--init-from", str(origin), "--logdir", str(tmp_path)])
     assert calls[0]["init_from"] == origin
     with pytest.raises(ppo.ConfigError, match="--init-from cannot be combined with --resume"):
-        train.parse(["--resume", str(origin), "--init-from", str(origin)])
+        parsed("--resume", origin, "--init-from", origin)

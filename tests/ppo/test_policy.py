@@ -6,8 +6,8 @@ import tensorflow as tf
 from gymnasium import spaces
 
 import ppo
-from ppo.results.policy import Policy, load_agent
-from ppo.run.folder import Run
+from ppo import Policy, Run
+from ppo.results.policy import load_agent
 from tests.ppo.runs import untrained_run
 
 SEEN = spaces.Box(-np.inf, np.inf, (3,), np.float32)

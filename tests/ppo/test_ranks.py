@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,21 +22,18 @@ import pytest
 import tensorflow as tf
 
 import ppo
-from ppo import cli
+from ppo import Config, ConfigError, Run, cli
 from ppo.algorithm.optimizer import Adam
 from ppo.algorithm.ranks import Cluster, Exchange, RankLost, Ranks
 from ppo.callbacks import Callback
 from ppo.cli import launch
-from ppo.cli import train as train_command
-from ppo.config import Config, ConfigError
 from ppo.envs import training_envs
 from ppo.model.normalize import RunningMoments, statistics_of
 from ppo.results.policy import load_agent
-from ppo.run.folder import Run
 from ppo.run.ranks import is_first_rank, number_of_ranks, use_slurm
 from ppo.trainer import Trainer
-from tests.helpers import processes_end_within, stop_process
-from tests.ppo.runs import QUICKLY_COMPILED, rewound, untrained_run
+from tests.helpers import stop_process, wait_for_end
+from tests.ppo.runs import QUICKLY_COMPILED, command, reports, rewound, untrained_run
 
 pytestmark = pytest.mark.xla
 
@@ -74,10 +71,6 @@ def finished(process, timeout=150):
     return process.returncode, output
 
 
-def reports(run):
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
 def only_run(folder):
     (path,) = folder.iterdir()
     return path
@@ -95,22 +88,16 @@ def descendants(pid):
 
 def ranks_of(process, count=2):
     """Waits until all ranks of a launcher have been started, and returns their pids, rank 0 first."""
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        if len(children := descendants(process.pid)) >= count:
-            return children[:count]
+    while len(children := descendants(process.pid)) < count:
+        assert process.poll() is None, process.communicate()[0]
         time.sleep(0.05)
-    raise AssertionError("the ranks did not start")
+    return children[:count]
 
 
 def wait_for_reports(folder, process, number=1):
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
+    while not any(len(file.read_text().splitlines()) >= number for file in folder.glob("*/metrics.jsonl")):
         assert process.poll() is None, process.communicate()[0]
-        if any(len(file.read_text().splitlines()) >= number for file in folder.glob("*/metrics.jsonl")):
-            return
-        time.sleep(0.1)
-    raise AssertionError("the run does not report")
+        time.sleep(0.05)
 
 
 class InThreads(Ranks):
@@ -250,7 +237,7 @@ def test_the_same_command_gives_the_same_metrics(tmp_path):
         code, output = finished(train(tmp_path / name, "--total-steps", STEPS, "--report-interval", 64))
         assert code == 0, output
         runs.append(only_run(tmp_path / name))
-    first, second = map(without_times, runs)
+    first, second = (reports(run, times=False) for run in runs)
     assert first == second
     assert len(first) == UPDATES
 
@@ -281,7 +268,7 @@ def test_a_lost_rank_ends_the_run_which_can_be_resumed(tmp_path, monkeypatch, ho
     code, output = finished(process, timeout=60)
     assert code == 1, output
     assert f"rank {victim} of {count}" in output, output
-    assert processes_end_within(everyone, 60)
+    wait_for_end(everyone)
     assert not list(temporary.iterdir())
     run = only_run(tmp_path / "runs")
     assert f"-m ppo train --resume {run} --ranks {count}" in output
@@ -306,10 +293,6 @@ def test_a_run_that_is_suspended_as_a_whole_goes_on(tmp_path):
     process.send_signal(signal.SIGINT)
     code, output = finished(process)
     assert code == 128 + signal.SIGINT, output
-
-
-def without_times(run):
-    return [{name: value for name, value in one.items() if not name.endswith("_s")} for one in reports(run)]
 
 
 class SignalsItsRank(gym.Wrapper):
@@ -368,7 +351,7 @@ def test_a_restarted_run_reaches_the_end_of_an_undisturbed_run(tmp_path, undistu
     run = only_run(tmp_path / "restarted")
     assert "restart 1 of 1: from the last checkpoint" in output
     expected = undisturbed(ranks)
-    assert without_times(run) == without_times(expected)
+    assert reports(run, times=False) == reports(expected, times=False)
     np.testing.assert_array_equal(weights_of(run), weights_of(expected))
 
 
@@ -402,7 +385,7 @@ def test_a_run_survives_faults_at_random_moments(tmp_path, how):
     assert code == 0, text
     run = max((tmp_path / "disturbed").iterdir())  # a fault before the first checkpoint leaves an older folder
     expected = only_run(tmp_path / "undisturbed")
-    assert without_times(run) == without_times(expected)
+    assert reports(run, times=False) == reports(expected, times=False)
     np.testing.assert_array_equal(weights_of(run), weights_of(expected))
 
 
@@ -425,12 +408,10 @@ def new_ranks_of(process, before):
 
     Ranks that start wait for a stopped one for ten timeouts.
     """
-    deadline = time.monotonic() + 150
-    while time.monotonic() < deadline:
-        if len(children := descendants(process.pid)[:2]) == 2 and not set(children) & set(before):
-            return children
+    while len(children := descendants(process.pid)[:2]) < 2 or set(children) & set(before):
+        assert process.poll() is None, "the ranks were not started again"
         time.sleep(0.05)
-    raise AssertionError("the ranks were not started again")
+    return children
 
 
 def test_a_run_with_unusable_settings_is_not_restarted(tmp_path):
@@ -513,7 +494,7 @@ def test_a_signal_stops_all_ranks_after_an_update(tmp_path, number):
     code, output = finished(process, timeout=60)
     assert code == 128 + number, output
     assert f"train --resume {only_run(tmp_path)} --ranks 2" in output
-    assert processes_end_within(ranks, 60)
+    wait_for_end(ranks)
 
 
 def test_ranks_end_with_their_launcher(tmp_path):
@@ -521,7 +502,7 @@ def test_ranks_end_with_their_launcher(tmp_path):
     ranks = ranks_of(process)
     wait_for_reports(tmp_path, process)
     process.kill()
-    assert processes_end_within(ranks, 60)
+    wait_for_end(ranks)
     process.communicate()
 
 
@@ -570,7 +551,7 @@ def test_a_restart_resumes_the_new_run_or_repeats_the_command_that_resumes_a_run
     flags = ["--ranks", "2", "--restarts", "1"]
     words = ["--resume", resumable(tmp_path), "--total-steps", "5000"] if resumes else ["--env", "CartPole-v1"]
     launches = failing_ranks(monkeypatch, 1, path="runs/NEW")
-    assert train_command.command([*words, *flags]) == 1
+    assert command("train", [*words, *flags]) == 1
     again = [*words, *flags] if resumes else ["--resume", "runs/NEW", *flags]
     assert launches == [([*words, *flags], 2), (again, 2)]
     assert f"-m ppo train {' '.join(again)}\n" in capsys.readouterr().err
@@ -579,26 +560,26 @@ def test_a_restart_resumes_the_new_run_or_repeats_the_command_that_resumes_a_run
 def test_the_command_that_resumes_a_run_allows_the_imports_that_the_run_needs(monkeypatch, capsys):
     failing_ranks(monkeypatch, 1, path="runs/NEW")
     words = ["--env", "tests.ppo.test_ranks:FailsOnOneRank", "--num-workers", "0", "--ranks", "2"]
-    assert train_command.command(words) == 1
+    assert command("train", words) == 1
     assert "--resume runs/NEW --trust-modules --ranks 2\n" in capsys.readouterr().err
 
 
 def test_a_command_that_cannot_succeed_is_not_repeated(tmp_path, monkeypatch, capsys):
     launches = failing_ranks(monkeypatch, launch.UNUSABLE)
-    assert train_command.command(["--resume", resumable(tmp_path), "--ranks", "2", "--restarts", "3"]) == 2
+    assert command("train", ["--resume", resumable(tmp_path), "--ranks", "2", "--restarts", "3"]) == 2
     assert len(launches) == 1 and not capsys.readouterr().err
 
 
 def test_a_run_that_a_signal_stops_is_not_restarted(monkeypatch, capsys):
     launches = failing_ranks(monkeypatch, 1, path="runs/NEW", signals=[signal.SIGTERM])
-    assert train_command.command(["--env", "CartPole-v1", "--ranks", "2", "--restarts", "3"]) == 1
+    assert command("train", ["--env", "CartPole-v1", "--ranks", "2", "--restarts", "3"]) == 1
     assert len(launches) == 1 and "to resume:" in capsys.readouterr().err
 
 
 def test_a_stopped_slurm_run_says_how_to_resume_it(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(train_command, "use_slurm", lambda: None)
+    monkeypatch.setattr("ppo.cli.train.use_slurm", lambda: None)
     monkeypatch.setattr(ppo, "train", lambda *_, **options: ppo.Result(tmp_path, 64, None))
-    train_command.command(["--env", "CartPole-v1", "--ranks", "slurm"])
+    command("train", ["--env", "CartPole-v1", "--ranks", "slurm"])
     assert re.search(
         rf"to resume:   srun \S+ -m ppo train --resume {tmp_path} --ranks slurm\n", capsys.readouterr().out
     )
@@ -768,7 +749,7 @@ print(result.env_steps, result.stopped, len(result.evaluation.returns))
 def test_a_callback_finishes_a_run_of_several_ranks(tmp_path):
     assert outputs_of(2, FINISHED, tmp_path) == ["128 enough 2\n"] * 2
     (path,) = tmp_path.iterdir()
-    (row,) = map(json.loads, (path / "metrics.jsonl").read_text().splitlines())
+    (row,) = reports(path)
     assert (row["env_steps"], row["custom"]) == (128, 5.0)
     assert (path / "checkpoints" / "step_000000000128").is_dir()
 
@@ -806,32 +787,26 @@ def free_addresses(count):
 
 
 def test_ranks_connect_in_any_order_and_ignore_strangers():
-    addresses = free_addresses(5)
-
-    def attend(number):
-        time.sleep(0.3 * (number * 3 % 5))
-        with closing(Cluster(addresses, number, start_s=30, timeout_s=8)) as ranks:
-            return ranks.texts(str(number))
-
+    addresses, how = free_addresses(5), {"start_s": 30, "timeout_s": 8}
     with ThreadPoolExecutor(5) as pool:
-        ranks = [pool.submit(attend, 0)]
+        first = pool.submit(Cluster, addresses, 0, **how)
         with connected(addresses[0]) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
-            ranks += [pool.submit(attend, number) for number in range(1, 5)]
-            assert [rank.result(60) for rank in ranks] == [["0", "1", "2", "3", "4"]] * 5
+            ranks = {number: Cluster(addresses, number, **how) for number in (3, 1, 4, 2)}
+            ranks[0] = first.result()
+        answers = [pool.submit(ranks[number].texts, str(number)) for number in range(5)]
+        assert [answer.result() for answer in answers] == [["0", "1", "2", "3", "4"]] * 5
+    for rank in ranks.values():
+        rank.close()
 
 
 def connected(address):
     """Returns a connection to an address at which a rank is about to listen."""
     host, port = address.split(":")
-    deadline = time.monotonic() + 60
     while True:
-        try:
+        with suppress(ConnectionRefusedError):
             return socket.create_connection((host, int(port)))
-        except ConnectionRefusedError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)
+        time.sleep(0.01)
 
 
 def test_a_rank_names_the_ranks_that_have_not_started():

@@ -12,14 +12,10 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import ppo
-from ppo.cli import evaluate, export, plot, train, visualize
-from ppo.config import Config
-from ppo.results.evaluation import evaluate_run
-from ppo.results.export import export as write_export
-from ppo.results.video import record_run
-from ppo.run.folder import Run, RunError
+from ppo import Config, Run, RunError, evaluate_run, record_run
+from ppo import export as write_export
 from ppo.run.modules import modules_of
-from tests.ppo.runs import untrained_run, with_reports
+from tests.ppo.runs import command, untrained_run, with_reports
 
 EVIL = """
 import pathlib, gymnasium
@@ -67,10 +63,10 @@ def _flags(trust):
 
 
 READERS = {
-    "evaluate": lambda run, trust: evaluate.command([str(run), "--episodes", "1", *_flags(trust)]),
-    "visualize": lambda run, trust: visualize.command([str(run), "--episodes", "1", *_flags(trust)]),
-    "resume": lambda run, trust: train.command(["--resume", str(run), *_flags(trust)]),
-    "export": lambda run, trust: export.command([str(run), *_flags(trust)]),
+    "evaluate": lambda run, trust: command("evaluate", [str(run), "--episodes", "1", *_flags(trust)]),
+    "visualize": lambda run, trust: command("visualize", [str(run), "--episodes", "1", *_flags(trust)]),
+    "resume": lambda run, trust: command("train", ["--resume", str(run), *_flags(trust)]),
+    "export": lambda run, trust: command("export", [str(run), *_flags(trust)]),
     "load_policy": lambda run, trust: ppo.load_policy(run, trust_modules=trust),
     "evaluate_run": lambda run, trust: evaluate_run(Run.open(run, trust_modules=trust), 1),
     "record_run": lambda run, trust: record_run(Run.open(run, trust_modules=trust), run.parent / "videos", 1),
@@ -151,7 +147,7 @@ def test_a_command_in_the_run_folder_imports_nothing_from_it(place, monkeypatch)
     monkeypatch.syspath_prepend(run)
     for trust in (False, True):
         with pytest.raises(RunError, match="are never imported"):
-            export.command([".", *_flags(trust)])
+            command("export", [".", *_flags(trust)])
     assert not (place / "mark").exists()
 
 
@@ -198,7 +194,7 @@ def test_plot_imports_nothing_and_needs_no_trust(place):
     run = with_reports(Run.open("runs/strange"), [{"env_steps": 1, "wall_s": 1.0, "return_mean": 1.0}])
     names(run.path, env="mine:Some-v0", network="os:system")
     (place / "mine.py").write_text(EVIL.format(mark=str(place / "mark")))
-    assert plot.command([str(run.path)]) == 0
+    assert command("plot", [str(run.path)]) == 0
     assert not (place / "mark").exists()
 
 
@@ -283,5 +279,5 @@ def test_a_run_and_its_products_work_in_folders_with_any_names_even_if_the_curre
         "[0].savedmodel, because it takes brackets and backslashes for a pattern: move it"
     )
     capsys.readouterr()
-    assert plot.command([f"./{path}", "--outdir", str(tmp_path / logdir / "plots")]) == 0
+    assert command("plot", [f"./{path}", "--outdir", str(tmp_path / logdir / "plots")]) == 0
     assert len(list((logdir / "plots").iterdir())) == 4

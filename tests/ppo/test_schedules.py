@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 import tensorflow as tf
 
+from ppo import Config
 from ppo.algorithm.schedules import adapted_penalty, adapted_rate, guarded_rate, learning_rate_at
-from ppo.config import Config
 
 
 def test_the_learning_rate_falls_linearly_and_reaches_zero_after_the_last_update():

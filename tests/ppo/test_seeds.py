@@ -1,7 +1,6 @@
 """Tests of ppo/seeds.py and its users: a run's randomness depends only on its seed."""
 
 import dataclasses
-import json
 
 import gymnasium as gym
 import numpy as np
@@ -9,11 +8,10 @@ import pytest
 
 import ppo
 from ppo import seeds
-from ppo import trainer as loop
 from ppo.algorithm.update import shuffled
 from ppo.model.agent import Agent
-from ppo.run.metrics import TIMES
 from tests.ppo.envs import Seeded
+from tests.ppo.runs import reports
 
 CONFIG = ppo.Config(
     env="CartPole-v1", num_envs=4, num_steps=8, minibatch_size=16, epochs=1, total_steps=64, num_workers=0,
@@ -67,27 +65,24 @@ def test_an_envs_seed_does_not_depend_on_num_envs_and_changes_when_fresh_episode
 def test_the_same_seed_gives_the_same_metrics_bit_for_bit(tmp_path):
     found = []
     for _ in range(2):
-        path = train(tmp_path).path
-        rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-        found.append([{name: value for name, value in row.items() if name not in TIMES} for row in rows])
+        found.append(reports(ppo.train(CONFIG, logdir=tmp_path).path, times=False))
     assert found[0] == found[1]
 
 
-def test_a_resumed_run_with_fresh_episodes_does_not_repeat_its_first_seeds(tmp_path, monkeypatch):
-    given = []
-    reset = loop.InGraphVectorEnv.reset
-    monkeypatch.setattr(loop.InGraphVectorEnv, "reset", lambda self, seed: (given.append(seed), reset(self, seed))[1])
-
+def test_a_resumed_run_with_fresh_episodes_does_not_repeat_its_first_seeds(tmp_path):
     class Stop(ppo.Callback):
         def on_update(self, report):
             if report["env_steps"] == 32:
                 raise ppo.StopTraining
 
-    part = ppo.train(CONFIG, logdir=tmp_path, callbacks=Stop())
-    (states,) = part.path.glob("checkpoints/*/envs.npz")
-    states.unlink()
-    ppo.resume(part.path)
-    assert len(given) == 2 and not set(given[0]) & set(given[1])
+    file = tmp_path / "seeds"
+    part = ppo.train(CONFIG, envs=lambda: Seeded(file), logdir=tmp_path / "runs", callbacks=Stop())
+    first = file.read_text().split()[1:]  # after the seed of the env that is built once before training
+    for states in part.path.glob("checkpoints/*/envs.npz"):
+        states.unlink()
+    file.unlink()
+    ppo.resume(part.path, envs=lambda: Seeded(file))
+    assert len(set(first)) == 4 and not set(first) & set(file.read_text().split())
 
 
 def test_weights_noise_and_order_differ_between_consecutive_seeds_and_updates():

@@ -7,8 +7,8 @@ import pytest
 from gymnasium import spaces
 
 import vecenv
-from ppo.config import Config, ConfigError
-from ppo.run.folder import Run, space_from_json, space_to_json
+from ppo import Config, ConfigError, Run
+from ppo.run.folder import space_from_json, space_to_json
 from vecenv.spaces import leaves
 
 NESTED = spaces.Dict(

@@ -8,8 +8,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import ppo
+from ppo import Run
 from ppo.algorithm import update
-from ppo.run.folder import Run
 from ppo.run.metrics import METRICS, Clock, MetricsWriter
 from tests.drawing import Raising, Striped
 

@@ -11,11 +11,9 @@ import imageio.v3 as imageio
 import numpy as np
 import pytest
 
-from ppo.cli import visualize
-from ppo.config import ConfigError
+from ppo import ConfigError, evaluate_run, record_run
 from ppo.results import video as videos
-from ppo.results.evaluation import evaluate_run
-from ppo.results.video import VideoError, VideoOptions, record_run
+from ppo.results.video import VideoError, VideoOptions
 from ppo.run.status import Tally
 from tests.drawing import (
     RUNNER,
@@ -31,7 +29,7 @@ from tests.drawing import (
     nowhere_to_draw,
     seeing,
 )  # fmt: skip
-from tests.ppo.runs import untrained_run
+from tests.ppo.runs import command, untrained_run
 from vecenv import opengl
 
 
@@ -97,7 +95,7 @@ def test_the_defaults_limit_the_frames_per_second_and_the_length_of_a_gif(option
 )
 def test_an_option_out_of_range_is_an_error_before_anything_is_loaded(words, message):
     with pytest.raises(ConfigError, match=message):
-        visualize.command(["nowhere", *words])
+        command("visualize", ["nowhere", *words])
 
 
 def test_an_unknown_format_is_an_error(tmp_path):
@@ -119,7 +117,7 @@ def test_the_command_prints_the_return_of_each_episode(tmp_path, capsys):
     env = gym.make("CartPole-v1")
     spaces = env.observation_space, env.action_space
     run = untrained_run(tmp_path / "runs", *spaces, env="CartPole-v1", given=False)
-    assert visualize.command([str(run.path), "--outdir", str(tmp_path / "out"), "--episodes", "2"]) == 0
+    assert command("visualize", [str(run.path), "--outdir", str(tmp_path / "out"), "--episodes", "2"]) == 0
     printed = capsys.readouterr().out.splitlines()
     scores = evaluate_run(run, 2, seed=0)
     # The evaluation plays each episode in a separate env, so only its first episode is the same.

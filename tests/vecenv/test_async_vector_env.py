@@ -26,7 +26,7 @@ from tests.helpers import (
     assert_same,
     counting_fns,
     process_exists,
-    processes_end_within,
+    wait_for_end,
 )
 from tests.vecenv.test_sync_vector_env import MODES, run_both
 
@@ -78,11 +78,20 @@ def test_every_start_method_gives_the_same_results(method):
         assert_same(envs.get_attr("index"), (0, 1, 2))
 
 
-def test_the_default_start_method_is_not_fork():
-    with vecenv.AsyncVectorEnv(counting_fns(2)) as envs:
-        assert not any(
-            type(worker.process) is multiprocessing.get_context("fork").Process for worker in envs._pool.workers
-        )
+class Starting(CountingEnv):
+    """Knows whether its process is a copy of the process with this id."""
+
+    def is_copy_of(self, pid):
+        return pid == PID
+
+
+PID = os.getpid()  # a copy keeps the value of its parent
+
+
+@pytest.mark.parametrize("how", [{}, {"context": "fork"}])
+def test_the_default_start_method_is_not_fork(how):
+    with vecenv.AsyncVectorEnv([lambda: Starting(0)] * 2, **how) as envs:
+        assert set(envs.call("is_copy_of", os.getpid())) == {how != {}}
 
 
 class Counted:
@@ -124,7 +133,8 @@ def test_a_step_sends_nine_bytes_to_each_worker_and_receives_nine(monkeypatch):
 
 def test_workers_own_contiguous_runs_of_nearly_equal_length():
     with vecenv.AsyncVectorEnv(counting_fns(7), num_workers=3) as envs:
-        assert [(w.low, w.high) for w in envs._pool.workers] == [(0, 2), (2, 4), (4, 7)]
+        pids = [process.pid for process in envs.processes]
+        assert list(envs.apply(lambda env: os.getpid())) == [pids[0]] * 2 + [pids[1]] * 2 + [pids[2]] * 3
         assert envs.get_attr("index") == tuple(range(7))
         assert len(set(envs.call("__getattribute__", "index"))) == 7
 
@@ -216,12 +226,12 @@ def test_a_script_needs_no_main_guard_and_its_imports_stay_out_of_the_workers(tm
 
 def test_a_vector_env_that_is_garbage_collected_ends_its_workers():
     envs = vecenv.AsyncVectorEnv(counting_fns(2))
-    processes = [worker.process for worker in envs._pool.workers]
+    processes = list(envs.processes)
     reference = weakref.ref(envs)
     del envs
     gc.collect()
     assert reference() is None
-    assert not any(process.is_alive() for process in processes)
+    assert processes and not any(process.is_alive() for process in processes)
 
 
 # Faults: each one is an immediate error that says what happened, and nothing is left behind.
@@ -269,8 +279,8 @@ def test_errors_name_the_worker_its_envs_and_the_reason(fault, error, message, w
 def test_a_worker_killed_while_idle_is_an_error_at_the_next_call():
     with vecenv.AsyncVectorEnv(counting_fns(4), num_workers=2) as envs:
         envs.reset()
-        envs._pool.workers[0].process.kill()
-        envs._pool.workers[0].process.join()
+        envs.processes[0].kill()
+        envs.processes[0].join()
         with pytest.raises(vecenv.WorkerDied, match=r"worker 0 \(envs 0:2\) was killed by SIGKILL"):
             envs.step([0] * 4)
 
@@ -290,10 +300,13 @@ def test_a_hanging_env_causes_a_timeout_that_names_the_worker_and_close_ends_it(
 
 
 @pytest.mark.parametrize("fault", ["raise", "sigkill", "os._exit", "hang"])
-def test_close_returns_whatever_the_envs_do_in_their_own_close(fault):
+@pytest.mark.timeout(60)
+def test_close_ends_all_workers_whatever_the_envs_do_in_their_own_close(fault):
     envs = faulty(fault, when="close")
     envs.reset()
+    pids = [process.pid for process in envs.processes]
     envs.close(timeout=0.5)
+    assert envs.closed and len(pids) == 2 and not any(map(process_exists, pids))
     envs.close()
 
 
@@ -302,7 +315,7 @@ def test_a_child_of_an_env_does_not_hide_the_death_of_its_worker():
     with vecenv.AsyncVectorEnv([lambda: ForkingEnv(0, 100)] * 2, num_workers=2, context="fork") as envs:
         envs.reset()
         children = envs.get_attr("child")
-        envs._pool.workers[1].process.kill()
+        envs.processes[1].kill()
         with pytest.raises(vecenv.WorkerDied, match="worker 1"):
             envs.step([0, 0])
         for child in children:
@@ -324,12 +337,13 @@ def test_a_killed_parent_leaves_no_process_and_no_output(tmp_path):
     script.write_text(
         "import os, signal, gymnasium as gym, vecenv\n"
         "envs = vecenv.make('CartPole-v1', num_envs=4, num_workers=2)\n"
-        "envs.reset(); print(*[w.process.pid for w in envs._pool.workers], flush=True)\n"
+        "envs.reset(); print(*[process.pid for process in envs.processes], flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
     pids = [int(word) for word in done.stdout.split()]
-    assert len(pids) == 2 and processes_end_within(pids, seconds=60)
+    assert len(pids) == 2
+    wait_for_end(pids)
     assert done.stderr == ""
 
 
@@ -362,7 +376,7 @@ def test_a_script_that_forgets_close_still_exits(tmp_path, ending):
         "import tempfile; folder = tempfile.TemporaryDirectory()\n"
         "import vecenv\n"
         "envs = vecenv.make('CartPole-v1', num_envs=2)\n"
-        f"envs.reset(); envs.step([0, 0]); print(*[w.process.pid for w in envs._pool.workers], flush=True)\n{ending}\n"
+        f"envs.reset(); envs.step([0, 0]); print(*[process.pid for process in envs.processes], flush=True)\n{ending}\n"
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=30)
     assert not any(process_exists(int(pid)) for pid in done.stdout.split())
@@ -376,12 +390,13 @@ def test_an_env_that_hangs_does_not_outlive_a_killed_parent(tmp_path):
         "class Slow(gym.Wrapper):\n"
         "    def step(self, action): time.sleep(1000)\n"
         "envs = vecenv.AsyncVectorEnv([lambda: Slow(gym.make('CartPole-v1'))] * 2)\n"
-        "envs.reset(); print(*[w.process.pid for w in envs._pool.workers], flush=True)\n"
+        "envs.reset(); print(*[process.pid for process in envs.processes], flush=True)\n"
         "envs.step_async([0, 0]); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
     pids = [int(word) for word in done.stdout.split()]
-    assert len(pids) == 2 and processes_end_within(pids, seconds=60)
+    assert len(pids) == 2
+    wait_for_end(pids)
 
 
 def test_an_argument_that_cannot_be_pickled_is_rejected_before_anything_is_sent():
@@ -466,12 +481,12 @@ def build_in_pool(num_workers):
 def test_in_a_worker_of_a_multiprocessing_pool_the_error_names_the_cause_and_the_remedy(method):
     with multiprocessing.get_context(method).Pool(1) as pool:
         messages = [pool.apply(build_in_pool, (num_workers,)) for num_workers in (1, None)]
+        name = {"spawn": "(SpawnPoolWorker", "fork": "(ForkPoolWorker"}[method]
         assert pool.apply(build_in_pool, (0,)) == [1.0, 1.0]
         pool.close()
         pool.join()
     for message in messages:
-        assert "(Spawn" in message or "(Fork" in message
-        assert "is daemonic" in message and "num_workers=0" in message
+        assert name in message and "is daemonic" in message and "num_workers=0" in message
 
 
 def test_threads_may_create_vector_envs_at_the_same_time():

@@ -1,7 +1,6 @@
 """Tests of vecenv/atari.py: single games return what ale-py's vector env returns, bit for bit."""
 
 import importlib
-import logging
 import sys
 
 import gymnasium as gym
@@ -93,16 +92,14 @@ def test_a_seed_begins_a_new_game_after_a_lost_life():
     env.close()
 
 
-def test_the_chosen_form_is_logged_without_a_warning_because_the_forms_are_equal(monkeypatch, caplog):
-    monkeypatch.setattr(sys.modules["vecenv.make"], "_logged", set())
-    caplog.set_level(logging.INFO, logger="vecenv")
+def test_the_chosen_form_is_logged_without_a_warning_because_the_forms_are_equal(logged):
     name = "vecenv.atari:Atari/Pong-v5"
     with vecenv.make(name, 2, **SAME_STEP, life_loss_info=True) as envs:
         assert envs.num_workers == 0
     with vecenv.make(name, 2, 0, life_loss_info=True) as envs:  # NextStep
         assert not isinstance(envs.get_attr("spec")[0], str) and envs.get_attr("unwrapped")[0].render_mode is None
-    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
-    chosen, rejected = (record.getMessage() for record in caplog.records)
+    (info, chosen), (warning, rejected) = logged()
+    assert (info, warning) == ("INFO", "WARNING")
     assert "is stepped in C++; backend='python' gives single envs with equal spaces and rewards" in chosen
     assert "consists of single envs: ValueError: life_loss_info=True needs autoreset_mode='SameStep'" in rejected
 

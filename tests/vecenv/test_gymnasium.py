@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import vecenv
 from tests.helpers import Color, CountingEnv, SampledEnv, assert_same, counting_fns
-from vecenv.rows.infos import split_infos
+from tests.vecenv.test_infos import INFO
 
 BOTH = [vecenv.SyncVectorEnv, vecenv.AsyncVectorEnv]
 
@@ -200,39 +200,6 @@ def test_closing_while_a_call_is_pending_warns_as_gymnasium_does():
         envs.reset_async()
         with pytest.warns(UserWarning, match="Calling `close` while waiting for a pending call to `reset` to complete"):
             envs.close()
-
-
-VALUES = st.one_of(
-    st.integers(-5, 5), st.floats(-1, 1), st.booleans(), st.text(max_size=3), st.none(),
-    st.builds(lambda n: np.arange(n, dtype=np.float32), st.integers(1, 3)), st.just([1, 2]),
-    st.builds(np.float32, st.floats(-1, 1, width=32)), st.builds(np.bool_, st.booleans()),
-)  # fmt: skip
-INFO = st.dictionaries(st.sampled_from("ab"), st.one_of(VALUES, st.dictionaries(st.sampled_from("xy"), VALUES)))
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.lists(INFO, min_size=1, max_size=3))
-def test_merged_infos_can_be_split_without_loss(infos):
-    """No value is truncated or converted to fit the values of other envs."""
-    envs = vecenv.SyncVectorEnv(counting_fns(len(infos)))
-    merged = {}
-    for i, info in enumerate(infos):
-        merged = envs._add_info(merged, info, i)
-    for info, back in zip(infos, split_infos(merged, len(infos)), strict=True):
-        assert info.keys() == back.keys()
-        for key, value in info.items():
-            assert_equal_values(value, back[key])
-
-
-def assert_equal_values(one, other):
-    if isinstance(one, dict):
-        assert one.keys() == other.keys()
-        for key in one:
-            assert_equal_values(one[key], other[key])
-    elif isinstance(one, np.ndarray):
-        np.testing.assert_array_equal(one, other)
-    else:
-        assert one == other
 
 
 @settings(max_examples=200, deadline=None)

@@ -255,3 +255,35 @@ def test_infos_of_several_workers_with_names_of_masks_raise_nothing():
 def test_rows_without_a_text_are_empty():
     merged = add_batch({}, add_info({}, {"s": np.array(["ab", "c"])}, 0, 1), np.array([1]), 2)
     assert merged["s"].tolist() == [["", ""], ["ab", "c"]]
+
+
+VALUES = st.one_of(
+    st.integers(-5, 5), st.floats(-1, 1), st.booleans(), st.text(max_size=3), st.none(),
+    st.builds(lambda n: np.arange(n, dtype=np.float32), st.integers(1, 3)), st.just([1, 2]),
+    st.builds(np.float32, st.floats(-1, 1, width=32)), st.builds(np.bool_, st.booleans()),
+)  # fmt: skip
+INFO = st.dictionaries(st.sampled_from("ab"), st.one_of(VALUES, st.dictionaries(st.sampled_from("xy"), VALUES)))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(INFO, min_size=1, max_size=3))
+def test_merged_infos_can_be_split_without_loss(infos):
+    """No value is truncated or converted to fit the values of other envs."""
+    merged = {}
+    for i, info in enumerate(infos):
+        merged = add_info(merged, info, i, len(infos))
+    for info, back in zip(infos, split_infos(merged, len(infos)), strict=True):
+        assert info.keys() == back.keys()
+        for key, value in info.items():
+            assert_equal_values(value, back[key])
+
+
+def assert_equal_values(one, other):
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            assert_equal_values(one[key], other[key])
+    elif isinstance(one, np.ndarray):
+        np.testing.assert_array_equal(one, other)
+    else:
+        assert one == other

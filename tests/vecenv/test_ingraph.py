@@ -6,16 +6,11 @@ import threading
 import gymnasium as gym
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import vecenv
-from ppo.cli import load_tensorflow
 from tests.helpers import CountingEnv, FaultyEnv, counting_fns
-
-load_tensorflow()
-
-import tensorflow as tf  # noqa: E402
-
-from vecenv.ingraph import InGraphVectorEnv, Rollout, slots_for  # noqa: E402
+from vecenv.ingraph import InGraphVectorEnv, Rollout, slots_for
 
 T = 5
 

@@ -1,6 +1,5 @@
 """Tests of vecenv/make.py: `vecenv.make` chooses the backend, and `gymnasium.make_vec` builds "vecenv/ID"."""
 
-import logging
 import multiprocessing
 import subprocess
 import sys
@@ -17,14 +16,6 @@ from tests.helpers import CountingEnv, assert_same
 from vecenv.mujoco import Hopper, MujocoVectorEnv
 
 
-@pytest.fixture(autouse=True)
-def logged(caplog, monkeypatch):
-    """Returns a function that lists the messages logged since the test began."""
-    monkeypatch.setattr(sys.modules["vecenv.make"], "_logged", set())
-    caplog.set_level(logging.INFO, logger="vecenv")
-    return lambda: [record.getMessage() for record in caplog.records]
-
-
 def stepped_in_cpp(envs):
     """Returns whether one MuJoCo vector env in this process steps all envs."""
     return isinstance(envs._pool.envs[0], MujocoVectorEnv)
@@ -34,7 +25,8 @@ def test_mujoco_tasks_are_stepped_in_cpp_and_this_is_logged_once(logged):
     for _ in range(2):
         with vecenv.make("Hopper-v5", 3) as envs:
             assert envs.num_workers == 0 and stepped_in_cpp(envs) and envs.spec.id == "Hopper-v5"
-    assert logged() == ["Hopper-v5 is stepped in C++; backend='python' gives single envs with equal spaces and rewards"]
+    message = "Hopper-v5 is stepped in C++; backend='python' gives single envs with equal spaces and rewards"
+    assert logged() == [("INFO", message)]
 
 
 def test_nothing_is_logged_for_envs_that_are_not_mujoco_tasks(logged):
@@ -59,7 +51,7 @@ def test_backend_python_gives_ordinary_envs():
 def test_unknown_arguments_get_gymnasiums_error(num_workers, logged):
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'gravity' was raised from the environment"):
         vecenv.make("Hopper-v5", 2, num_workers=num_workers, gravity=3)
-    assert logged()[0].endswith("consists of single envs: TypeError: got an unexpected keyword argument 'gravity'")
+    assert logged()[0][1].endswith("consists of single envs: TypeError: got an unexpected keyword argument 'gravity'")
 
 
 @pytest.mark.parametrize(
@@ -72,14 +64,15 @@ def test_unknown_arguments_get_gymnasiums_error(num_workers, logged):
 def test_arguments_that_need_single_envs_select_ordinary_envs_and_the_reason_is_logged(arguments, reason, logged):
     with vecenv.make("HalfCheetah-v5", 2, **arguments) as envs:
         assert envs.num_workers > 0
-    assert logged() == [f"HalfCheetah-v5 is not stepped in C++, but consists of single envs: {reason}"]
+    (entry,) = logged()
+    assert entry[1] == f"HalfCheetah-v5 is not stepped in C++, but consists of single envs: {reason}"
 
 
 def test_with_an_old_mujoco_version_tasks_become_ordinary_envs_and_the_reason_is_logged(logged, monkeypatch):
     monkeypatch.setitem(sys.modules, "vecenv.mujoco", None)  # makes the import fail
     with vecenv.make("Hopper-v5", 2) as envs:
         assert envs.num_workers > 0
-    assert "is not stepped in C++, but consists of single envs: " in logged()[0]
+    assert "is not stepped in C++, but consists of single envs: " in logged()[0][1]
 
 
 def test_the_import_error_of_an_old_mujoco_says_what_to_install():
@@ -114,7 +107,7 @@ def test_a_task_that_cannot_be_built_in_cpp_becomes_ordinary_envs_and_the_reason
     monkeypatch.setattr("vecenv.mujoco.physics.Batch", refuse)
     with vecenv.make("Hopper-v5", 2) as envs:
         assert envs.num_workers > 0
-    assert logged()[0].endswith("but consists of single envs: ValueError: Batch does not take this model")
+    assert logged()[0][1].endswith("but consists of single envs: ValueError: Batch does not take this model")
 
 
 def test_with_a_python_callback_tasks_become_ordinary_envs_and_the_reason_is_logged(logged):
@@ -128,7 +121,7 @@ def test_with_a_python_callback_tasks_become_ordinary_envs_and_the_reason_is_log
             Hopper(2)
     finally:
         mujoco.set_mjcb_control(None)
-    assert "but consists of single envs: ValueError: mjcb_control is a Python function" in logged()[0]
+    assert "but consists of single envs: ValueError: mjcb_control is a Python function" in logged()[0][1]
 
 
 def test_registered_arguments_and_time_limits_are_respected():

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import vecenv
-from vecenv.errors import SharedMemoryFull
+from vecenv import SharedMemoryFull
 from vecenv.memory import block as memory
 from vecenv.memory import layout
 from vecenv.memory.block import Block

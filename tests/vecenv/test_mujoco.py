@@ -1,5 +1,6 @@
 """Tests of vecenv/mujoco: every task equals Gymnasium's version, bit for bit."""
 
+import contextlib
 import copy
 import ctypes
 import threading
@@ -322,9 +323,11 @@ def test_an_engine_without_infos_does_not_compute_them(monkeypatch):
         raise AssertionError("infos were computed")
 
     monkeypatch.setattr(Hopper, "_infos", refuse)
-    with vecenv.make("Hopper-v5", 2, vector_kwargs={"infos": False}) as envs:
-        envs.reset(seed=0)
-        envs.step(np.zeros((2, 3), np.float32))
+    for infos in (False, True):
+        wanted = pytest.raises(AssertionError, match="were computed") if infos else contextlib.nullcontext()
+        with wanted, vecenv.make("Hopper-v5", 2, vector_kwargs={"infos": infos}) as envs:
+            envs.reset(seed=0)
+            envs.step(np.zeros((2, 3), np.float32))
 
 
 class PaidByInfos(Hopper):

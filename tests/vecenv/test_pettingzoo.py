@@ -25,6 +25,7 @@ from pettingzoo import ParallelEnv
 from pettingzoo.test import parallel_api_test
 from pettingzoo.utils.conversions import aec_to_parallel, turn_based_aec_to_parallel
 
+from tests.helpers import before_each_message
 from tests.multi_agent import LeavingEnv, plain_loop
 from vecenv.adapters.pettingzoo import ParallelVectorEnv
 from vecenv.errors import EpisodeOver
@@ -653,16 +654,13 @@ def test_pettingzoos_own_test_accepts_what_the_rows_show(name):
     env.close()
 
 
-def test_a_step_sends_one_message_per_worker(monkeypatch):
-    from vecenv.workers import pipes
-
+def test_a_step_sends_one_message_per_worker():
     with ParallelVectorEnv([leaving(m) for m in range(6)], num_workers=2, infos=False) as envs:
         envs.reset(seed=0)
         actions = {name: np.zeros(rows.num_envs, np.int64) for name, rows in envs.groups.items()}
         sent: list[bytes] = []
-        put = pipes.Channel.put
-        monkeypatch.setattr(pipes.Channel, "put", lambda self, frame: (sent.append(frame), put(self, frame))[1])
-        envs.step(actions)
+        with before_each_message(sent.append):
+            envs.step(actions)
         assert [len(frame) for frame in sent] == [9, 9]
 
 

@@ -26,13 +26,14 @@ from vecenv.workers.protocol import Kind
 
 ROOT = Path(__file__).parents[2]
 LARGE = 20 * 2**20  # bytes, far more than a pipe holds
-IN_TIME_S = 30.0
+
+pytestmark = pytest.mark.timeout(60)
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
-    """Makes every wait for a process that cannot be joined last longer than the tests allow."""
-    monkeypatch.setattr(processes, "END_S", 4 * IN_TIME_S)
+    """Makes every wait for a process that cannot be joined last longer than the tests may take."""
+    monkeypatch.setattr(processes, "END_S", 3600.0)
 
 
 class HeavyEnv(CountingEnv):
@@ -70,9 +71,7 @@ def heavy():
 
     yield make
     for envs in made:
-        start = time.monotonic()
         envs.close(timeout=0.2)
-        assert time.monotonic() - start < IN_TIME_S, "close() took too long"
     for pid in heirs:
         if process_exists(pid):
             os.kill(pid, signal.SIGKILL)
@@ -90,7 +89,6 @@ def stop_in_the_middle_of_a_reply(envs):
     return process
 
 
-@pytest.mark.timeout(120)
 def test_a_worker_stopped_in_the_middle_of_a_reply_causes_a_timeout(heavy):
     envs = heavy()
     stop_in_the_middle_of_a_reply(envs)
@@ -98,19 +96,15 @@ def test_a_worker_stopped_in_the_middle_of_a_reply_causes_a_timeout(heavy):
         envs.call_wait(timeout=0.3)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("heir", ["fork", "program"])
 def test_a_worker_killed_in_the_middle_of_a_reply_is_an_error_even_if_its_child_holds_the_pipe(heavy, heir):
     envs = heavy(heir)
     process = stop_in_the_middle_of_a_reply(envs)
     process.kill()
-    killed_at = time.monotonic()
     with pytest.raises(vecenv.WorkerDied, match=r"worker 1 .*SIGKILL"):
         envs.call_wait()
-    assert time.monotonic() - killed_at < IN_TIME_S
 
 
-@pytest.mark.timeout(120)
 def test_a_large_argument_for_a_stopped_worker_causes_a_timeout(heavy):
     envs = heavy()
     stop_process(envs.processes[1].pid)
@@ -119,18 +113,14 @@ def test_a_large_argument_for_a_stopped_worker_causes_a_timeout(heavy):
         envs.call_wait(timeout=0.3)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("heir", ["fork", "program"])
 def test_a_large_argument_for_a_dead_worker_is_an_error_even_if_its_child_holds_the_pipe(heavy, heir):
     envs = heavy(heir)
     envs.processes[1].kill()
-    start = time.monotonic()
     with pytest.raises(vecenv.WorkerDied, match=r"worker 1 .*SIGKILL"):
         envs.call("size_of", bytes(LARGE))
-    assert time.monotonic() - start < IN_TIME_S
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("context", multiprocessing.get_all_start_methods())
 def test_neither_an_error_nor_close_waits_for_the_children_of_envs(context):
     """The children hold the pipes by which multiprocessing itself detects that a worker has ended."""
@@ -138,18 +128,14 @@ def test_neither_an_error_nor_close_waits_for_the_children_of_envs(context):
     heirs = envs.get_attr("heir")
     try:
         envs.processes[3].kill()
-        start = time.monotonic()
         with pytest.raises(vecenv.WorkerDied, match="SIGKILL"):
             envs.call("size_of", b"")
-        assert time.monotonic() - start < IN_TIME_S
         envs.close(timeout=0.2)
-        assert time.monotonic() - start < 2 * IN_TIME_S
     finally:
         for pid in heirs:
             os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.filterwarnings("ignore:.*It is restarted")
 def test_a_restart_recovers_from_a_partial_reply_and_a_partial_argument(heavy):
     envs = heavy("fork", on_worker_death="restart")
@@ -162,17 +148,15 @@ def test_a_restart_recovers_from_a_partial_reply_and_a_partial_argument(heavy):
         os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.timeout(20)
 def test_large_arguments_and_results_arrive_whole(heavy):
     envs = heavy()
     assert envs.call("size_of", bytes(LARGE)) == (LARGE,) * 2
     assert envs.call("large") == (bytes(LARGE),) * 2
 
 
-@pytest.mark.timeout(120)
 def test_a_large_message_that_has_begun_to_move_is_waited_for_even_if_the_timeout_is_zero(heavy, monkeypatch):
     """As in Gymnasium, whose timeout only covers the wait for the first byte."""
-    monkeypatch.setattr(pipes, "SLICE_S", IN_TIME_S)
+    monkeypatch.setattr(pipes, "SLICE_S", 3600.0)
     envs = heavy()
     envs.call_async("large")
     for worker in envs._pool.workers:
@@ -192,7 +176,6 @@ class ImpatientEnv(HeavyEnv):
         socket.setdefaulttimeout(1e-3)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("context", multiprocessing.get_all_start_methods())
 @pytest.mark.parametrize("where", ["parent", "env"])
 def test_a_default_timeout_of_sockets_has_no_effect_on_workers(context, where):
@@ -208,7 +191,6 @@ def test_a_default_timeout_of_sockets_has_no_effect_on_workers(context, where):
         socket.setdefaulttimeout(before)
 
 
-@pytest.mark.timeout(120)
 def test_recv_continues_a_partial_reply_after_a_timeout():
     class Slow(HeavyEnv):
         def step(self, action):
@@ -441,7 +423,6 @@ envs.close(timeout={timeout_s})
 """
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("when", "call", "timeout_s"),
     [

@@ -3,18 +3,13 @@
 import gymnasium as gym
 import numpy as np
 import pytest
+import tensorflow as tf
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 import vecenv
-from ppo.cli import load_tensorflow
 from tests.helpers import FaultyEnv, SampledEnv, assert_same, counting_fns
-
-load_tensorflow()
-
-import tensorflow as tf  # noqa: E402
-
-from vecenv.ingraph import Algorithm, InGraphVectorEnv, Transition, simulate, slots_for  # noqa: E402
+from vecenv.ingraph import Algorithm, InGraphVectorEnv, Transition, simulate, slots_for
 
 N, STEPS, SEED = 4, 300, 7
 T = 5  # the steps pass through both slabs 30 times

@@ -1,8 +1,5 @@
 """Tests of ids that other packages register with a vector_entry_point: vecenv.make uses it where it can."""
 
-import logging
-import sys
-
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -102,14 +99,6 @@ def register():
     yield register
     gym.registry.pop("Both-v0", None)
     gym.registry.pop("vecenv/Both-v0", None)
-
-
-@pytest.fixture(autouse=True)
-def logged(caplog, monkeypatch):
-    """Returns a function that lists the messages logged since the test began, with their levels."""
-    monkeypatch.setattr(sys.modules["vecenv.make"], "_logged", set())
-    caplog.set_level(logging.INFO, logger="vecenv")
-    return lambda: [(record.levelname, record.getMessage()) for record in caplog.records]
 
 
 def is_single(envs):

@@ -1,0 +1,15 @@
+"""Fixtures for the tests of the engine."""
+
+import logging
+import sys
+
+import pytest
+
+
+@pytest.fixture
+def logged(caplog, monkeypatch):
+    """Returns a function that lists the levels and the messages logged since the test began."""
+    # Messages that are logged once per process are logged again.
+    monkeypatch.setattr(sys.modules["vecenv.make"], "_logged", set())
+    caplog.set_level(logging.INFO, logger="vecenv")
+    return lambda: [(record.levelname, record.getMessage()) for record in caplog.records]
