@@ -9,13 +9,21 @@ import sys
 import time
 from pathlib import Path
 
+import cloudpickle
 import pytest
 
+import tests.ppo
+import tests.vecenv
 from vecenv.memory import block as memory
 
 # The background jobs of a shell script ignore SIGINT, and so would every script that a test starts.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Workers get the envs of test modules by value, as those of a script, and import no test module: pytest, Hypothesis and
+# TensorFlow take longer to import than most tests run.
+for package in (tests.ppo, tests.vecenv):
+    cloudpickle.register_pickle_by_value(package)
 
 
 @pytest.hookimpl(wrapper=True)

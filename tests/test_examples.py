@@ -79,9 +79,11 @@ def test_a_policy_learns_to_catch_a_ball_from_images(tmp_path):
 
 
 @pytest.mark.parametrize(("env", "words"), [("MEMORY", ["--recurrent", "lstm"]), ("CATCH", [])])
-def test_the_example_tasks_can_be_trained(tmp_path, env, words):
+def test_the_example_tasks_can_be_trained(tmp_path, monkeypatch, env, words):
+    monkeypatch.chdir(ROOT)
     small = ["--num-envs", "4", "--num-steps", "8", "--minibatch-size", "16", "--epochs", "1", "--eval-episodes", "2"]
-    assert train(tmp_path, "--total-steps", "64", *small, *words, env=globals()[env]).returncode == 0
+    words = ["--env", globals()[env], "--logdir", str(tmp_path), "--total-steps", "64", *small, *words]
+    assert command.command(words) == 0
 
 
 @pytest.mark.slow

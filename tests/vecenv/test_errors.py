@@ -10,6 +10,7 @@ from pathlib import Path
 import cloudpickle
 import pytest
 
+import tests.vecenv
 import vecenv
 from tests.helpers import CountingEnv, subclasses_of
 from vecenv.workers.pool import RowsLate
@@ -19,6 +20,14 @@ ROUND_TRIPS = {
     "cloudpickle": lambda error: cloudpickle.loads(cloudpickle.dumps(error)),
     "copy": copy.copy,
 }
+
+
+@pytest.fixture(autouse=True)
+def by_reference():
+    """Lets workers import this module, so that an exception of an env has the class that it has here."""
+    cloudpickle.unregister_pickle_by_value(tests.vecenv)
+    yield
+    cloudpickle.register_pickle_by_value(tests.vecenv)
 
 
 class Local(Exception):

@@ -66,12 +66,13 @@ def restored_modules(monkeypatch):
     """Restores sys.modules, sys.path and the current folder, and checks that cloudpickle's own list is unchanged."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     before, registered = set(sys.modules), set(gym.registry)
+    by_value = cloudpickle.list_registry_pickle_by_value()
     yield
     for name in set(sys.modules) - before:
         del sys.modules[name]
     for env_id in set(gym.registry) - registered:
         del gym.registry[env_id]
-    assert cloudpickle.list_registry_pickle_by_value() == set()
+    assert cloudpickle.list_registry_pickle_by_value() == by_value
 
 
 def write(folder, name="only_here", scale=7):
