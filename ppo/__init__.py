@@ -128,6 +128,7 @@ def train(
 def resume(
     run: Run | Path | str,
     *,
+    total_steps: int | None = None,
     envs: EnvSource = None,
     eval_envs: EnvSource = None,
     callbacks: Callback | Iterable[Callback] = (),
@@ -139,11 +140,11 @@ def resume(
 
     Args:
         run: The run folder.
+        total_steps: New total of env-steps, including those already taken. None: unchanged.
         envs: The envs, if the run was trained on envs passed to `ppo.train`.
         eval_envs, callbacks, progress: As for `train`, which also lists the result and other errors.
         trust_modules: Whether to allow the import of the modules that the run names.
-        **settings: New values of settings that a resumed run may change (`ppo.config.RESUMABLE`), such as
-            `total_steps`, the new total of env-steps, which includes those already taken.
+        **settings: New values of other settings that a resumed run may change (`ppo.config.RESUMABLE`).
 
     Raises:
         ConfigError: If a setting is invalid or may not change, or the envs do not match the run.
@@ -160,6 +161,8 @@ def resume(
     from ppo.startup import load_tensorflow
 
     run = Run.open(run, trust_modules=trust_modules)
+    if total_steps is not None:
+        settings["total_steps"] = total_steps
     config = replace(config_to_load(run, env=envs is None), **settings)
     run.check_resumable(config)
     load_tensorflow()

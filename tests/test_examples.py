@@ -18,6 +18,7 @@ from examples.quadruped import LEGS, WEIGHTS, Quadruped
 from examples.rough import CELL, RoughQuadruped
 from tests.drawing import Striped
 from tests.helpers import assert_same
+from tests.ppo.runs import command
 from vecenv.testing import check_vector_env
 
 ROOT = Path(__file__).parents[1]
@@ -83,7 +84,7 @@ def test_the_example_tasks_can_be_trained(tmp_path, monkeypatch, env, words):
     monkeypatch.chdir(ROOT)
     small = ["--num-envs", "4", "--num-steps", "8", "--minibatch-size", "16", "--epochs", "1", "--eval-episodes", "2"]
     words = ["--env", globals()[env], "--logdir", str(tmp_path), "--total-steps", "64", *small, *words]
-    assert command.command(words) == 0
+    assert command("train", words) == 0
 
 
 @pytest.mark.slow

@@ -89,6 +89,7 @@ PID = os.getpid()  # a copy keeps the value of its parent
 
 
 @pytest.mark.parametrize("how", [{}, {"context": "fork"}])
+@pytest.mark.usefixtures("by_reference")
 def test_the_default_start_method_is_not_fork(how):
     with vecenv.AsyncVectorEnv([lambda: Starting(0)] * 2, **how) as envs:
         assert set(envs.call("is_copy_of", os.getpid())) == {how != {}}
@@ -530,6 +531,7 @@ class ConfiguredEnv(CountingEnv):
 
 @pytest.mark.filterwarnings("ignore:.*It is restarted")
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.usefixtures("by_reference")
 def test_worker_init_configures_each_worker_before_its_envs_are_built_also_after_a_restart(method, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "GAIN", 2.0)  # the parent is configured, but only a fork copies that
     how = {"context": method, "num_workers": 2, "on_worker_death": "restart"}

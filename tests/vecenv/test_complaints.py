@@ -40,6 +40,7 @@ class LockingEnv(CountingEnv):
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.usefixtures("by_reference")
 def test_02_threads_in_the_parent_do_not_deadlock_the_workers():
     """With fork, a lock that another thread holds stays locked in the child forever."""
     with LOCK, vecenv.AsyncVectorEnv([LockingEnv] * 2, num_workers=2) as envs:

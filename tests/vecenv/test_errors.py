@@ -10,7 +10,6 @@ from pathlib import Path
 import cloudpickle
 import pytest
 
-import tests.vecenv
 import vecenv
 from tests.helpers import CountingEnv, subclasses_of
 from vecenv.workers.pool import RowsLate
@@ -22,12 +21,7 @@ ROUND_TRIPS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def by_reference():
-    """Lets workers import this module, so that an exception of an env has the class that it has here."""
-    cloudpickle.unregister_pickle_by_value(tests.vecenv)
-    yield
-    cloudpickle.register_pickle_by_value(tests.vecenv)
+pytestmark = pytest.mark.usefixtures("by_reference")  # an exception of an env has the class that it has here
 
 
 class Local(Exception):
