@@ -142,7 +142,9 @@ def resume(
         run: The run folder.
         total_steps: New total of env-steps, including those already taken. None: unchanged.
         envs: The envs, if the run was trained on envs passed to `ppo.train`.
-        eval_envs, callbacks, progress: As for `train`, which also lists the result and other errors.
+        eval_envs: As for `train`, which also lists the result and other errors.
+        callbacks: As for `train`.
+        progress: As for `train`.
         trust_modules: Whether to allow the import of the modules that the run names.
         **settings: New values of other settings that a resumed run may change (`ppo.config.RESUMABLE`).
 

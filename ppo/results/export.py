@@ -139,7 +139,8 @@ def export(
         run: A run folder that `ppo.train` made. `Run.open(path, trust_modules=True)` allows the import of its network.
         folder: Folder for the export, created if necessary. An earlier export of the run and format is replaced.
         format: "savedmodel", a folder for TensorFlow; "tflite", a file for LiteRT; or "onnx", a file for ONNX Runtime.
-        checkpoint, group: As for `load_policy`.
+        checkpoint: As for `load_policy`.
+        group: As for `load_policy`.
         warn: Called with a message for each damaged checkpoint, and if TensorFlow cannot load from the file's path.
 
     Returns:

@@ -118,7 +118,9 @@ def record_run(
         run: A run folder that `ppo.train` made. `Run.open(path, trust_modules=True)` allows the import of its modules.
         folder: Folder for the files; created if it does not exist.
         episodes: Number of episodes, with one file per episode. An endless one is cut off, and is the last.
-        checkpoint, warn, tally: As for `ppo.evaluate_run`.
+        checkpoint: As for `ppo.evaluate_run`.
+        warn: As for `ppo.evaluate_run`.
+        tally: As for `ppo.evaluate_run`.
         seed: Seed of the env; None for the run's seed.
         envs: As for `ppo.train`, for a run that was not trained on its config's env. They must have
             render_mode="rgb_array". The functions of a list take turns.
