@@ -118,8 +118,7 @@ def train(
             logdir = stack.enter_context(copy_folder())
         run = Run.create(logdir, name or (config.env if envs is None else "train"), config)
         try:
-            how: dict[str, Any] = {"envs": envs, "eval_envs": eval_envs, "origin": origin}
-            return _train(config, run, callbacks, progress, resume=False, **how)
+            return _train(config, run, envs, eval_envs, callbacks, progress, origin=origin)
         except BaseException:
             run.discard_if_empty()
             raise
@@ -168,13 +167,21 @@ def resume(
     config = replace(config_to_load(run, env=envs is None), **settings)
     run.check_resumable(config)
     load_tensorflow()
-    return _train(config, run, callbacks, progress, resume=True, envs=envs, eval_envs=eval_envs)
+    return _train(config, run, envs, eval_envs, callbacks, progress, resume=True)
 
 
 def _train(
-    config: Config, run: Run, callbacks: Callback | Iterable[Callback], progress: bool, *, resume: bool, **how: Any
+    config: Config,
+    run: Run,
+    envs: EnvSource,
+    eval_envs: EnvSource,
+    callbacks: Callback | Iterable[Callback],
+    progress: bool,
+    *,
+    origin: Run | None = None,
+    resume: bool = False,
 ) -> Result:
-    """Trains in a run folder, shows progress, and calls `on_end` of all callbacks. `how` is for `run_training`."""
+    """Trains in a run folder, shows progress, and calls `on_end` of all callbacks."""
     from ppo.callbacks import Callback, Callbacks
     from ppo.run.display import display_for
     from ppo.run.ranks import check_same, connected, folder_of
@@ -186,7 +193,9 @@ def _train(
         try:
             with folder_of(ranks, run, resume=resume) as own:
                 check_same(ranks, config)  # Order: after this, no rank reads the folder that rank 0 writes
-                result = run_training(config, own, callback, resume=resume, ranks=ranks, **how)
+                result = run_training(
+                    config, own, callback, envs=envs, eval_envs=eval_envs, resume=resume, origin=origin, ranks=ranks
+                )
         except BaseException as error:
             callback.on_end(None, error)
             raise

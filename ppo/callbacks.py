@@ -190,6 +190,9 @@ def wandb(*, upload: bool = False, **options: Any) -> Callback:
     Args:
         upload: Whether to upload the run folder as an artifact at the end, unless training fails.
         **options: Arguments of `wandb.init`, such as `project`, `name`, `mode` and `dir`.
+
+    Raises:
+        ImportError: If wandb is not installed.
     """
     return _WandB(_imported("wandb", WANDB_ERROR_REPORTING="false"), options, upload)
 
@@ -204,6 +207,9 @@ def mlflow(*, upload: bool = False, **options: Any) -> Callback:
     Args:
         upload: Whether to log the run folder as artifacts at the end, unless training fails.
         **options: Arguments of `mlflow.start_run`, such as `run_name`, `experiment_id` and `run_id`.
+
+    Raises:
+        ImportError: If mlflow is not installed.
     """
     return _MLflow(_imported("mlflow", MLFLOW_DISABLE_TELEMETRY="true"), options, upload)
 

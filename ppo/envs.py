@@ -276,6 +276,10 @@ def functions_of(config: Config, source: EnvFn | Sequence[EnvFn] | None, num_env
 
 def _wrapped(make: EnvFn, wrappers: Sequence[Wrapper]) -> gym.Env:
     env = make()
-    for wrapper in wrappers:
-        env = wrapper(env)
-    return env
+    try:
+        for wrapper in wrappers:
+            env = wrapper(env)
+        return env
+    except BaseException:
+        env.close()
+        raise

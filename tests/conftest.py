@@ -26,14 +26,6 @@ for package in (tests.ppo, tests.vecenv):
     cloudpickle.register_pickle_by_value(package)
 
 
-@pytest.fixture
-def by_reference():
-    """Lets workers import the test module of an engine's test, for tests about its classes and module-level names."""
-    cloudpickle.unregister_pickle_by_value(tests.vecenv)
-    yield
-    cloudpickle.register_pickle_by_value(tests.vecenv)
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
     """Lets only slow tests and tests marked with `xla` compile updates. This includes the fixtures that they create."""

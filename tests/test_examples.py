@@ -202,15 +202,21 @@ def test_the_quadruped_is_the_same_with_any_number_of_workers_and_after_a_saved_
     check_vector_env(lambda: Quadruped(3, max_episode_steps=20))
 
 
-def test_the_quadruped_has_the_size_of_a_go1_and_stands():
-    envs = Quadruped(2, randomized=False, noise=0.0)
-    assert 12 < envs.model.body_mass.sum() < 13 and envs.dt == 0.02
+def infos_of_standing(envs):
+    """Checks that two robots with the command 0 stand still for two seconds; returns the infos of the last step."""
     envs.reset(seed=0)
     envs.commands[:] = 0
     for _ in range(100):
         _, _, terminated, _, infos = envs.step(np.zeros((2, 12), np.float32))
         assert not terminated.any()
     assert envs.contacts().all() and (infos["error/velocity"] < 0.1).all() and (infos["error/yaw"] < 0.1).all()
+    return infos
+
+
+def test_the_quadruped_has_the_size_of_a_go1_and_stands():
+    envs = Quadruped(2, randomized=False, noise=0.0)
+    assert 12 < envs.model.body_mass.sum() < 13 and envs.dt == 0.02
+    infos = infos_of_standing(envs)
     terms = {key.removeprefix("return/") for key in infos if key.startswith("return/")}
     assert terms == set(WEIGHTS)
 
@@ -271,12 +277,7 @@ def test_a_robot_from_elsewhere_stands_on_its_feet_and_can_be_stepped_by_workers
     assert (envs.model.actuator_gear[:, 0] == 1).all()
     assert [envs.model.body(envs.model.geom_bodyid[foot]).name for foot in envs.feet] == [f"{leg}_calf" for leg in LEGS]
     assert (envs.model.geom_rbound[envs.feet] == 0.023).all()
-    envs.reset(seed=0)
-    envs.commands[:] = 0
-    for _ in range(100):
-        _, _, terminated, _, infos = envs.step(np.zeros((2, 12), np.float32))
-        assert not terminated.any()
-    assert envs.contacts().all() and (infos["error/velocity"] < 0.1).all() and (infos["error/yaw"] < 0.1).all()
+    infos_of_standing(envs)
     results = []
     for num_workers in (0, 1):
         with vecenv.make(QUADRUPED, 2, num_workers=num_workers, xml_file=str(tmp_path / "go1.xml"), **kwargs) as envs:

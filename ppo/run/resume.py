@@ -97,9 +97,16 @@ class Saver:
     def resume(self, config: Config) -> None:
         """Restores the newest valid checkpoint, and writes the settings for the rest of the run."""
         values = self._checkpoints.restore(warn=self._callback.on_warning)
-        self._progress.load(values)
+        try:
+            self._progress.load(values)
+            self._env_states, self._why_fresh = values.get("env_states"), values["why_fresh"]
+        except KeyError as error:
+            path = self._run.checkpoints / values["checkpoint"]
+            raise RunError(
+                f"checkpoint {path} lacks {error}, so it comes from another version of ppo: use the version in "
+                "versions.json, or train from scratch"
+            ) from error
         self._saved_steps = self._progress.env_steps
-        self._env_states, self._why_fresh = values.get("env_states"), values["why_fresh"]
         if change := schedule_change(self._run.read_config(), config, self._progress.updates):
             self._callback.on_warning(change)
         self._run.write_config(config)

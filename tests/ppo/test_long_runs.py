@@ -1,6 +1,7 @@
 """Tests that long runs survive interruptions, kills, full disks and invalid numbers."""
 
 import dataclasses
+import json
 import os
 import random
 import re
@@ -263,3 +264,14 @@ def test_the_error_for_a_mask_that_forbids_every_action_names_the_env(tmp_path):
     # No action follows the end of an episode, so the mask may forbid every action there.
     envs = [lambda: TurnsBad("mask")] * 4
     assert not ppo.train(CONFIG, envs, logdir=tmp_path).interrupted
+
+
+def test_a_checkpoint_of_another_version_is_an_error_that_says_so(tmp_path):
+    config = dataclasses.replace(CONFIG, env="CartPole-v1", total_steps=128, num_workers=0)
+    run = ppo.train(config, logdir=tmp_path, progress=False).path
+    file = checkpoints(run)[-1] / "progress.json"
+    values = json.loads(file.read_text())
+    del values["episodes"]
+    file.write_text(json.dumps(values))
+    with pytest.raises(ppo.RunError, match=r"lacks 'episodes', so it comes from another version of ppo: use"):
+        ppo.resume(run, total_steps=256, progress=False)

@@ -3,7 +3,18 @@
 import logging
 import sys
 
+import cloudpickle
 import pytest
+
+import tests.vecenv
+
+
+@pytest.fixture
+def by_reference():
+    """Lets workers import the test modules of the engine, for tests about their classes and module-level names."""
+    cloudpickle.unregister_pickle_by_value(tests.vecenv)
+    yield
+    cloudpickle.register_pickle_by_value(tests.vecenv)
 
 
 @pytest.fixture
