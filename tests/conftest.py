@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -19,6 +20,12 @@ from vecenv.memory import block as memory
 # The background jobs of a shell script ignore SIGINT, and so would every script that a test starts.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# The commands that tests start compile the same few updates again and again, so they share what XLA has compiled. The
+# workers of pytest-xdist inherit the variable, and the process that made the folder removes it at its end.
+if "TF_XLA_FLAGS" not in os.environ:
+    compiled = tempfile.TemporaryDirectory(prefix="xla-")
+    os.environ["TF_XLA_FLAGS"] = f"--tf_xla_persistent_cache_directory={compiled.name}"
 
 # Workers get the envs of test modules by value, as those of a script, and import no test module: pytest, Hypothesis and
 # TensorFlow take longer to import than most tests run.
