@@ -69,6 +69,12 @@ class Study:
     env_steps: int
     seeds: tuple[int, ...]
 
+    @property
+    def preset(self) -> str | None:
+        """The preset that the flags name; None for the defaults."""
+        flag, value, *_ = self.flags.split()
+        return None if flag == "--env" else value
+
 
 def _studies() -> dict[str, Study]:
     tasks = {
@@ -287,7 +293,7 @@ def table(studies: Iterable[Study], results: Path) -> str:
     """Returns the table in Markdown. Studies without runs are omitted."""
     from ppo.results.curves import MIN_RUNS
 
-    lines = ["| task | flags | env-steps | IQM | 95% interval of the IQM | mean | s.d. | each seed |"]
+    lines = ["| task | preset | env-steps | IQM | 95% interval of the IQM | mean | s.d. | each seed |"]
     lines += ["|---|---|---:|---:|---|---:|---:|---|"]
     for study in studies:
         runs = read(study, results)["runs"]
@@ -303,7 +309,7 @@ def table(studies: Iterable[Study], results: Path) -> str:
         interval = " to ".join(shown(values[-1]) for values in curve.interval)
         cells = [
             study.env,
-            f"`{study.flags}`",
+            f"`{study.preset}`" if study.preset else "defaults",
             f"{study.env_steps:,}",
             shown(curve.iqm[-1]),
             interval if len(runs) >= MIN_RUNS else "-",
@@ -334,8 +340,7 @@ def draw(studies: Iterable[Study], results: Path, file: Path) -> None:
         for run in read(study, results)["runs"]:
             points = np.array([run["env_steps"], np.zeros(CHECKPOINTS), run["scores"]])
             history = History(Config(env=study.env), {DETERMINISTIC: points, SAMPLED: np.empty((3, 0))})
-            flag, value = study.flags.split()
-            label = "defaults" if flag == "--env" else f"preset {value}"
+            label = f"preset {study.preset}" if study.preset else "defaults"
             panel = f"{study.env}, {study.env_steps / 1_000_000:g}M env-steps"
             panels.setdefault(panel, {}).setdefault(label, []).append(history)
     if not panels:
