@@ -6,8 +6,11 @@ import functools
 import importlib.util
 import platform
 import subprocess
+import time
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,6 +58,17 @@ def measure(benchmark, request):
             benchmark.extra_info["env_steps_per_s"] = round(env_steps / benchmark.stats.stats.median)
 
     return run
+
+
+def in_turns(calls: dict[str, Callable[[], Any]], rounds: int, warm_up: int = 3) -> dict[str, list[float]]:
+    """Returns the seconds of each call in each round, in which all calls take turns. `warm_up` rounds do not count."""
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(warm_up + rounds):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            seconds[name].append(time.perf_counter() - start)
+    return {name: taken[warm_up:] for name, taken in seconds.items()}
 
 
 def need(module: str, install: str) -> None:

@@ -8,7 +8,6 @@ Protocol, fixed before the first run:
 - A score is the mean return of the deterministic policy over 20 episodes of new envs. The policy is evaluated at ten
   equally spaced env-step counts, each time after the first update that reaches the count. The final score is the last
   one, never the best. All evaluations of a run use the same env seeds.
-- The area is the mean of the ten scores: the area under the curve, divided by the env-steps.
 - IQM is the interquartile mean over the seeds: the mean without the lowest and highest quarter of the runs (two of ten,
   one of five). Its interval is a 95% percentile bootstrap interval (Agarwal et al., NeurIPS 2021, for a single task).
   In trials with normally distributed returns, the interval of five seeds contained the true value 85% of the time. With
@@ -69,6 +68,12 @@ class Study:
     flags: str
     env_steps: int
     seeds: tuple[int, ...]
+
+    @property
+    def preset(self) -> str | None:
+        """The preset that the flags name; None for the defaults."""
+        flag, value, *_ = self.flags.split()
+        return None if flag == "--env" else value
 
 
 def _studies() -> dict[str, Study]:
@@ -288,8 +293,8 @@ def table(studies: Iterable[Study], results: Path) -> str:
     """Returns the table in Markdown. Studies without runs are omitted."""
     from ppo.results.curves import MIN_RUNS
 
-    lines = ["| task | flags | env-steps | seeds | IQM | 95% interval of the IQM | mean | s.d. | each seed | area |"]
-    lines += ["|---|---|---:|---:|---:|---|---:|---:|---|---:|"]
+    lines = ["| task | preset | env-steps | IQM | 95% interval of the IQM | mean | s.d. | each seed |"]
+    lines += ["|---|---|---:|---:|---|---:|---:|---|"]
     for study in studies:
         runs = read(study, results)["runs"]
         if not runs:
@@ -304,15 +309,13 @@ def table(studies: Iterable[Study], results: Path) -> str:
         interval = " to ".join(shown(values[-1]) for values in curve.interval)
         cells = [
             study.env,
-            f"`{study.flags}`",
+            f"`{study.preset}`" if study.preset else "defaults",
             f"{study.env_steps:,}",
-            len(runs),
             shown(curve.iqm[-1]),
             interval if len(runs) >= MIN_RUNS else "-",
             shown(final.mean()),
             shown(final.std(ddof=1)) if len(runs) > 1 else "-",
             ", ".join(map(shown, final)),
-            shown(curve.returns.mean()),
         ]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
@@ -337,8 +340,7 @@ def draw(studies: Iterable[Study], results: Path, file: Path) -> None:
         for run in read(study, results)["runs"]:
             points = np.array([run["env_steps"], np.zeros(CHECKPOINTS), run["scores"]])
             history = History(Config(env=study.env), {DETERMINISTIC: points, SAMPLED: np.empty((3, 0))})
-            flag, value = study.flags.split()
-            label = "defaults" if flag == "--env" else f"preset {value}"
+            label = f"preset {study.preset}" if study.preset else "defaults"
             panel = f"{study.env}, {study.env_steps / 1_000_000:g}M env-steps"
             panels.setdefault(panel, {}).setdefault(label, []).append(history)
     if not panels:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,8 +27,7 @@ import tyro
 import vecenv
 from benchmarks.bench_mujoco import envpool_sync, physics, random_actions, vecenv_here
 from benchmarks.bench_ppo import NUM_ENVS, SETTINGS, SIZES, in_a_process
-
-WARM_UP = 3  # rounds that are not counted
+from benchmarks.conftest import in_turns
 
 
 def main(
@@ -52,19 +50,14 @@ def main(
         iterate, close = in_a_process(Path(folder), env=env, backend=backend, **settings)
         lives = _rivals(env, backend, random_actions(env, NUM_ENVS, num_steps))
         calls: dict[str, Callable[[], Any]] = {"ppo": iterate, **{name: next(life) for name, life in lives.items()}}
-        seconds: dict[str, list[float]] = {name: [] for name in calls}
-        for _ in range(WARM_UP + rounds):
-            for name, call in calls.items():
-                start = time.perf_counter()
-                call()
-                seconds[name].append(time.perf_counter() - start)
+        seconds = in_turns(calls, rounds)
         for life in lives.values():
             next(life, None)  # closes the envs
         close()
     print(f"| {env}, {setting}, backend {backend} | env-steps/s | ppo / this |\n|---|---:|---:|")
-    ours = np.array(seconds["ppo"][WARM_UP:])
+    ours = np.array(seconds["ppo"])
     for name, taken in seconds.items():
-        theirs = np.array(taken[WARM_UP:])
+        theirs = np.array(taken)
         speed = NUM_ENVS * num_steps / statistics.median(theirs)
         print(f"| {name} | {speed:,.0f} | {np.median(theirs / ours):.2f} |")
 

@@ -8,12 +8,14 @@ import argparse
 import os
 import sys
 import time
+import warnings
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 
-import vecenv
 from examples.menagerie import LEGS, fitted
 from vecenv.mujoco import MujocoVectorEnv
 
@@ -185,6 +187,7 @@ def steer(policy, **kwargs):
     observations, _ = envs.reset(seed=0)
     data = envs.physics.batch.get_data(0)
     with mujoco.viewer.launch_passive(envs.model, data, key_callback=press) as viewer:
+        viewer.cam.type, viewer.cam.trackbodyid = mujoco.mjtCamera.mjCAMERA_TRACKING, 1  # follows the trunk
         while viewer.is_running():
             start = time.monotonic()
             envs.commands[:] = wanted
@@ -194,34 +197,60 @@ def steer(policy, **kwargs):
             time.sleep(max(0.0, envs.dt - (time.monotonic() - start)))
 
 
-def film(policy, file, num_steps=500, **kwargs):
-    """Writes a GIF of the policy that follows random commands. A worker renders it, in a process without TensorFlow."""
+def film(policy, file, seconds=10.0, **kwargs):
+    """Writes a GIF of the policy that follows random commands."""
     from PIL import Image
 
-    kwargs = {**kwargs, "randomized": False, "render_mode": "rgb_array", "width": 320, "height": 240}
+    envs = Quadruped(1, **{**kwargs, "randomized": False}, render_mode="rgb_array", width=320, height=240)
+    observations, _ = envs.reset(seed=0)
     frames = []
-    with vecenv.make("examples.quadruped:Quadruped-v0", 1, num_workers=1, **kwargs) as envs:
-        observations, _ = envs.reset(seed=0)
-        for step in range(num_steps):
-            observations, *_ = envs.step(policy(observations))
-            if step % 2 == 0:
-                frames.append(Image.fromarray(envs.render()[0]))
+    for step in range(round(seconds / envs.dt)):
+        observations, *_ = envs.step(policy(observations))
+        if step % 2 == 0:
+            frames.append(Image.fromarray(envs.render()[0]))
+    envs.close()
     frames[0].save(file, save_all=True, append_images=frames[1:], duration=40, loop=0)
     print(f"wrote {file}, because no display was found")
+
+
+def has_display():
+    """Returns whether a window can be opened: DISPLAY may name a display that does not exist."""
+    import glfw
+
+    with warnings.catch_warnings(action="ignore"):
+        return sys.platform == "darwin" or bool(glfw.init())
+
+
+def load(run):
+    import ppo
+
+    load.policy = ppo.load_policy(run)
+
+
+def act(observations):
+    return load.policy(observations)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--view", metavar="RUN", required=True, help="Run folder whose policy to show.")
     parser.add_argument("--gif", default="quadruped.gif", help="File to write where no display exists.")
+    parser.add_argument("--seconds", type=float, default=10.0, help="Length of the GIF.")
     arguments = parser.parse_args()
     import ppo
 
-    policy, kwargs = ppo.load_policy(arguments.view), ppo.Run.open(arguments.view).read_config().env_kwargs
-    if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY") or sys.platform in ("darwin", "win32"):
-        steer(policy, **kwargs)
-    else:
-        film(policy, arguments.gif, **kwargs)
+    kwargs = ppo.Run.open(arguments.view).read_config().env_kwargs
+    # Mesa's OpenGL may crash in a process that has loaded TensorFlow, so the policy has a process of its own.
+    with ProcessPoolExecutor(1, get_context("spawn"), load, (arguments.view,)) as process:
+
+        def policy(observations):
+            return process.submit(act, observations).result()
+
+        if has_display():
+            steer(policy, **kwargs)
+        else:
+            os.environ.pop("DISPLAY", None)  # otherwise, MuJoCo would render with it
+            film(policy, arguments.gif, arguments.seconds, **kwargs)
 
 
 if __name__ == "__main__":

@@ -79,12 +79,14 @@ def test_a_policy_learns_to_catch_a_ball_from_images(tmp_path):
     assert score > 0.9  # out of 1; a random policy scores -0.5
 
 
+SMALL = ["--num-envs", "4", "--num-steps", "8", "--minibatch-size", "16", "--epochs", "1", "--eval-episodes", "2",
+         "--total-steps", "64"]  # fmt: skip
+
+
 @pytest.mark.parametrize(("env", "words"), [("MEMORY", ["--recurrent", "lstm"]), ("CATCH", [])])
 def test_the_example_tasks_can_be_trained(tmp_path, monkeypatch, env, words):
     monkeypatch.chdir(ROOT)
-    small = ["--num-envs", "4", "--num-steps", "8", "--minibatch-size", "16", "--epochs", "1", "--eval-episodes", "2"]
-    words = ["--env", globals()[env], "--logdir", str(tmp_path), "--total-steps", "64", *small, *words]
-    assert command("train", words) == 0
+    assert command("train", ["--env", globals()[env], "--logdir", str(tmp_path), *SMALL, *words]) == 0
 
 
 @pytest.mark.slow
@@ -353,6 +355,7 @@ class FakeViewer:
 
     def __init__(self, model, data, key_callback):
         self.data, self.press, self.keys, self.heights = data, key_callback, [265, 262, 44, 32], []
+        self.cam = mujoco.MjvCamera()
 
     def __enter__(self):
         return self
@@ -384,14 +387,38 @@ def test_keys_steer_the_quadruped_in_the_viewer(monkeypatch):
     monkeypatch.setattr("mujoco.viewer.launch_passive", launch)
     quadruped.steer(policy)
     assert seen[1:] == [[0.25, 0, 0], [0.25, 0, -0.25], [0.25, 0.25, -0.25]]
+    assert viewers[0].cam.trackbodyid == 1
     assert len(set(viewers[0].heights)) == 4 and min(viewers[0].heights) > 0.2
 
 
-def test_a_gif_shows_the_quadruped_where_no_display_exists(tmp_path, monkeypatch):
-    monkeypatch.delenv("DISPLAY", raising=False)
+VIEW = """
+import sys
+from examples import quadruped
+quadruped.main()
+assert "tensorflow" not in sys.modules  # Mesa's OpenGL crashes in a process that has loaded it
+"""
+
+
+def test_a_gif_shows_a_trained_quadruped_where_no_display_exists(tmp_path, monkeypatch):
     if not any(ctypes.util.find_library(name) for name in ("EGL", "OSMesa")):
         pytest.skip("no OpenGL without a display: apt-get install libegl1")
-    quadruped.film(lambda observations: np.zeros((1, 12), np.float32), tmp_path / "robot.gif", num_steps=6)
-    with Image.open(tmp_path / "robot.gif") as gif:
+    monkeypatch.chdir(ROOT)
+    words = [
+        "--config",
+        "quadruped",
+        *SMALL,
+        "--env-kwargs",
+        "max_episode_steps=20",
+        "--logdir",
+        str(tmp_path / "runs"),
+    ]
+    assert command("train", words) == 0
+    (run,) = (tmp_path / "runs").iterdir()
+    monkeypatch.setenv("DISPLAY", ":4711")  # as after an SSH session has ended
+    file = tmp_path / "robot.gif"
+    words = ["--view", str(run), "--gif", str(file), "--seconds", "0.12"]
+    done = subprocess.run([sys.executable, "-c", VIEW, *words], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    with Image.open(file) as gif:
         assert gif.size == (320, 240) and gif.n_frames == 3
         assert np.asarray(gif.convert("RGB")).std() > 5
