@@ -1,5 +1,6 @@
 """The documentation site builds without a warning, and its reference has every public name."""
 
+import html
 import importlib
 import re
 import subprocess
@@ -37,6 +38,25 @@ def test_the_site_loads_nothing_from_other_servers(site):
     for page in pages:
         loaded = re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(https?:[^"]+)"', page.read_text())
         assert not [address for address in loaded if not address.startswith("https://squidfunk.github.io")], page
+
+
+@pytest.mark.build
+def test_the_site_shows_the_code_of_the_examples(site):
+    """The site cannot link to files outside of docs/, so a page includes them."""
+    shown = html.unescape(re.sub("<[^>]+>", "", (site / "examples" / "index.html").read_text()))
+    for file in ("quadruped.py", "quadruped.xml", "a2c.py"):
+        assert (ROOT / "examples" / file).read_text().strip() in shown, file
+
+
+def test_the_page_of_examples_has_every_example():
+    page = (ROOT / "docs" / "examples.md").read_text()
+    found = {
+        path for pair in re.findall(r'^--8<-- "(.+)"$|`(examples/\S+)`', page, flags=re.MULTILINE) for path in pair
+    }
+    files = {
+        f"examples/{file.name}" for file in (ROOT / "examples").iterdir() if file.suffix in (".py", ".xml", ".ipynb")
+    }
+    assert files <= found and len(files) > 10
 
 
 def test_every_page_is_in_the_table_of_contents():

@@ -72,7 +72,8 @@ class AsyncVectorEnv(PooledVectorEnv):
         finite_observations: Raise if an observation is not finite.
         infos: Whether to return infos. If False, infos are discarded as soon as an env returns them.
         info_keys: Infos whose values `episode_infos` returns for each episode, even with `infos=False`: "KEY" for the
-            value at the last step, "KEY:sum" or "KEY:mean" for the sum or the mean over the steps that have the key.
+            value at the last step, "KEY:sum" or "KEY:mean" for the sum or the mean over the steps that have the key
+            ("KEY:last" for a key that itself ends in ":sum" or ":mean").
             "outer/inner" is the key `inner` of the dict under `outer`. Values must be real numbers or bools.
         on_worker_death: "raise", or "restart": a worker that dies is restarted, its envs are built again, and their
             episodes are truncated with the last complete observation and `infos["worker_restarted"]`. Attributes that
