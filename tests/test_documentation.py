@@ -16,7 +16,7 @@ import yaml
 import ppo
 from ppo import Config, Run
 from ppo.presets import PRESETS
-from tests.ppo.runs import command, parsed
+from tests.ppo.runs import QUICKLY_COMPILED, command, parsed
 from vecenv.ingraph import InGraphVectorEnv, slots_for
 from vecenv.workers import protocol
 
@@ -31,7 +31,7 @@ def blocks(page: Path, language: str) -> list[str]:
 SHIM = """#!{python}
 import configparser, json, os, re, sys
 words, program = sys.argv[1:], os.path.basename(sys.argv[0])
-if words[:2] == ["-m", "pytest"]:
+if words[:2] == ["-m", "pytest"] or words[:5] == ["-m", "coverage", "run", "-m", "pytest"]:
     # Run a few quick benchmarks, because the next command shows their figures. Only collect some tests.
     few = "CartPole and 0- or (test_ppo and B-0-vecenv) or (test_size and 1-0)"
     few += " or (test_images and catch-0-SB3) or (test_multi_agent and 0-vecenv)"
@@ -97,10 +97,8 @@ def workplace(tmp_path_factory):
 
 
 def _block(page, block):
-    """Marks blocks slow that train, except on two pages, and blocks that train on images or measure."""
-    trains = page.name not in ("README.md", "mujoco.md") and any(
-        word in block for word in ("ppo train", "ppo.train(", "-m pytest")
-    )
+    """Marks blocks slow that train, except in the README, and blocks that train on images or measure."""
+    trains = page.name != "README.md" and any(word in block for word in ("ppo train", "ppo.train(", "-m pytest"))
     takes_long = any(word in block for word in ("benchmarks", "sweep", "pong", "breakout"))
     return pytest.param(block, marks=pytest.mark.slow if trains or takes_long else ())
 
@@ -135,17 +133,16 @@ OPTIONAL = {"adapters.sb3": ["stable_baselines3"], "ppo.callbacks": ["wandb", "m
 
 
 def _scripts():
-    """Yields the Python blocks of each page that run in one process, and the packages that they need."""
+    """Yields slow Python blocks, then all others, which share a process because TensorFlow loads slowly."""
+    together = []
     for page in (page for page in PAGES if page.name not in ELSEWHERE):
-        together = []
-        for code in blocks(page, "python"):
+        for number, code in enumerate(blocks(page, "python")):
             packages = next((names for text, names in OPTIONAL.items() if text in code), [])
             if packages or _block(page, code).marks:
-                yield pytest.param([code], packages, marks=_block(page, code).marks, id=f"{page.name}-{len(together)}")
+                yield pytest.param([code], packages, marks=pytest.mark.slow, id=f"{page.name}-{number}")
             else:
                 together.append(code)
-        if together:
-            yield pytest.param(together, [], id=page.name)
+    yield pytest.param(together, [], id="quick blocks")
 
 
 @pytest.mark.parametrize(("codes", "packages"), [*_scripts()])
@@ -157,7 +154,8 @@ def test_every_python_block_runs(codes, packages, workplace):
         file.write_text(code)
     run = "import runpy, sys\nfor file in sys.argv[1:]:\n    runpy.run_path(file, run_name='__main__')"
     words = [sys.executable, "-c", run, *map(str, files)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, cwd=workplace)
+    environment = {**os.environ, **QUICKLY_COMPILED}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=280, cwd=workplace, env=environment)
     assert done.returncode == 0, done.stderr
 
 
@@ -178,6 +176,7 @@ def test_the_page_on_robots_shows_a_complete_task():
     assert _code_of("examples/crawler.py")[0] in blocks(ROOT / "docs" / "mujoco.md", "python")
 
 
+@pytest.mark.slow
 def test_the_notebook_trains_a_policy_that_reaches_the_target(tmp_path):
     script = tmp_path / "tutorial.py"
     script.write_text("\n".join(_code_of(ELSEWHERE["tutorial.md"])))
@@ -305,7 +304,7 @@ def test_docstring_examples_are_correct(file):
     assert result.attempted > 0 and result.failed == 0
 
 
-QUICK = ["humanoid", "paper/pendulum"]
+QUICK = ["paper/pendulum"]
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in PRESETS if name not in QUICK]
 
 

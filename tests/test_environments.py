@@ -37,7 +37,9 @@ def test_some_fast_rows_are_of_packages_that_the_tests_install():
     assert {"lunar-lander", "minigrid"} <= set(INSTALLED)
 
 
-@pytest.mark.parametrize("name", INSTALLED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "lunar-lander" else pytest.mark.slow) for name in INSTALLED]
+)
 def test_the_fast_rows_of_installed_packages_are_equal_and_conform(tmp_path, name):
     text = command(tmp_path, "--only", name, "--steps", "30", "--measure", "single", "equal", "conformance")
     record = json.loads((tmp_path / f"{name}.json").read_text())

@@ -171,6 +171,7 @@ def a_run(seed, scores):
 needs_affinity = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="only Linux has sched_setaffinity")
 
 
+@pytest.mark.slow
 @needs_affinity
 def test_a_study_trains_only_the_missing_seeds_each_on_its_own_cores(tmp_path):
     learning.add(study(), a_run(100, [1.0] * 10), tmp_path)

@@ -54,7 +54,7 @@ def check_vector_env(factory: Callable[[], VectorEnv | gym.Env], *, max_steps: i
         >>> import gymnasium as gym
         >>> import vecenv
         >>> from vecenv.testing import check_vector_env
-        >>> len(check_vector_env(lambda: vecenv.make("CartPole-v1", num_envs=3)))
+        >>> len(check_vector_env(lambda: vecenv.make("CartPole-v1", num_envs=3, num_workers=0)))
         15
     """
 

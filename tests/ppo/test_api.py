@@ -23,13 +23,13 @@ import vecenv
 from ppo import Result, Run, evaluate_run
 from ppo.seeds import evaluation_seeds
 from tests.ppo.envs import make_cartpole
-from tests.ppo.runs import reports, untrained_run
+from tests.ppo.runs import QUICKLY_COMPILED, reports, untrained_run
 
 CONFIG = ppo.Config(
     env="CartPole-v1",
     total_steps=256,
     num_envs=4,
-    num_workers=2,
+    num_workers=0,
     num_steps=16,
     minibatch_size=32,
     epochs=2,
@@ -125,7 +125,7 @@ def test_a_vector_env_trains_while_other_envs_are_evaluated(tmp_path):
         ppo.train(config, eval_envs=short, logdir=tmp_path)
     with vecenv.SyncVectorEnv([make_cartpole]) as plain, pytest.raises(ppo.ConfigError, match="vector_options"):
         ppo.train(CONFIG, eval_envs=plain, logdir=tmp_path)
-    restarts = dataclasses.replace(CONFIG, eval_interval=None, on_worker_death="restart")
+    restarts = dataclasses.replace(CONFIG, eval_interval=None, num_workers=1, on_worker_death="restart")
     with (
         vecenv.SyncVectorEnv([make_cartpole] * 4, **options) as envs,
         pytest.raises(ppo.ConfigError, match="'restart'"),
@@ -165,6 +165,7 @@ def test_a_run_stopped_by_a_callback_can_be_resumed(tmp_path):
     assert again.path == result.path and again.env_steps == 256 and len(reports(again.path)) == 2
 
 
+@pytest.mark.slow  # the test before is quick
 def test_every_callback_method_can_stop_a_run_at_its_begin_in_its_middle_and_at_its_end(tmp_path):
     def stopping(name, at):
         def stop(self, *arguments):
@@ -487,7 +488,7 @@ ppo.train(ppo.Config(
 def test_training_in_python_prints_what_the_command_prints_and_nothing_of_tensorflow(tmp_path):
     """A line per report, also where there is no terminal, and the run folder and the score at the end."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TF_")}
-    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
+    environment |= {"PYTHONPATH": str(Path(__file__).parents[2]), **QUICKLY_COMPILED}
     done = subprocess.run(
         [sys.executable, "-c", QUIET], check=True, timeout=200, env=environment, cwd=tmp_path, capture_output=True,
         text=True,

@@ -5,6 +5,7 @@ that reads or writes its leaves in another order than in training loads without 
 """
 
 import functools
+import itertools
 import json
 import shutil
 import warnings
@@ -118,8 +119,18 @@ def test_a_loaded_policy(trained, name):
     run.check_actions([policy(nest(policy.observation_space, seen.get)) for seen in run.observations()])
 
 
-@pytest.mark.parametrize("format", ["savedmodel", "tflite", "onnx"])
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    ("name", "format"),
+    [
+        ("every leaf", "onnx"),
+        ("mask, critic keys, GRU", "tflite"),
+        ("bounded actions", "savedmodel"),
+        *(
+            pytest.param(name, format, marks=pytest.mark.slow)
+            for name, format in itertools.product(RUNS, ("savedmodel", "tflite", "onnx"))
+        ),
+    ],
+)
 def test_an_export(trained, tmp_path, name, format):
     run = trained(name)
     file, _ = export(run.run, tmp_path, format)

@@ -32,7 +32,7 @@ from tests.ppo.runs import QUICKLY_COMPILED, command, only_run, parsed, reports,
 ROOT = Path(__file__).parents[2]
 SMALL = ["--env", "CartPole-v1", "--num-envs", "4", "--num-steps", "16", "--minibatch-size", "32", "--epochs", "2",
          "--report-interval", "64", "--checkpoint-interval", "128", "--eval-episodes", "3",
-         "--num-workers", "2"]  # fmt: skip
+         "--num-workers", "1"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +71,8 @@ def test_evaluation_changes_nothing_in_the_run(finished, capsys):
 
 
 def test_the_same_seed_gives_the_same_metrics_with_one_worker_and_with_two(tmp_path, finished):
-    one = train(*SMALL, "--num-workers", 1, "--total-steps", 512, logdir=tmp_path)
-    assert reports(one, times=False) == reports(finished, times=False)
+    two = train(*SMALL, "--num-workers", 2, "--total-steps", 512, logdir=tmp_path)
+    assert reports(two, times=False) == reports(finished, times=False)
 
 
 def test_resume_continues_from_the_checkpoint_and_drops_later_reports(tmp_path, finished):
@@ -254,6 +254,7 @@ def test_an_env_that_raises_ends_the_run_with_only_its_own_traceback(tmp_path):
     assert done.stderr.count("Traceback") == 1 and "unsupported operand" in done.stderr
 
 
+@pytest.mark.slow  # tests/ppo/test_loop.py checks the error
 def test_a_run_with_a_dead_worker_ends_with_a_clear_error(tmp_path):
     words = [sys.executable, "-m", "ppo", "train", *SMALL, "--total-steps", "100000000", "--logdir", str(tmp_path)]
     process = subprocess.Popen(
@@ -278,6 +279,7 @@ def _is_forked_by(session: int, pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow  # tests/ppo/test_display.py closes streams, too
 def test_a_closed_output_pipe_does_not_end_training(tmp_path):
     words = [sys.executable, "-m", "ppo", "train", *SMALL, "--total-steps", "512", "--logdir", str(tmp_path)]
     environment = {**os.environ, **QUICKLY_COMPILED}
@@ -289,7 +291,7 @@ def test_a_closed_output_pipe_does_not_end_training(tmp_path):
     assert json.loads((only_run(tmp_path).path / "evaluation.json").read_text())["env_steps"] == 512
 
 
-@pytest.mark.parametrize("command", ["visualize", "export"])
+@pytest.mark.parametrize("command", ["visualize", pytest.param("export", marks=pytest.mark.slow)])
 def test_sigterm_leaves_no_partial_output(tmp_path, finished, command):
     """The signal arrives as soon as a partial file exists."""
     out = tmp_path / "out"

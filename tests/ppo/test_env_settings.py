@@ -253,7 +253,7 @@ class NeverUpdates(ppo.Callback):
         raise AssertionError("training has begun")
 
 
-@pytest.mark.parametrize("interval", [None, 64])
+@pytest.mark.parametrize("interval", [None, pytest.param(64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("env", "num_workers", "kwargs", "message"),
     [
@@ -301,7 +301,7 @@ def test_an_env_limited_to_one_per_process_is_trained_and_evaluated_with_one_wor
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["episodes"] == 3
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("num_workers", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_an_error_in_close_does_not_lose_the_evaluation(tmp_path, num_workers):
     config = dataclasses.replace(TINY, num_workers=num_workers)
     with pytest.warns(UserWarning, match=r"an env raised in close\(\):(.|\n)*still busy"):
@@ -339,7 +339,7 @@ class Stops(ppo.Callback):
         raise ppo.StopTraining
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_mask_that_is_in_infos_but_not_read_is_a_warning(tmp_path, num_workers):
     config = Config(env="Taxi-v4", num_envs=2, num_workers=num_workers, num_steps=32)
     masked = dataclasses.replace(config, info_masks=True)

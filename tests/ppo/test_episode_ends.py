@@ -78,6 +78,7 @@ def test_learned_values_are_the_true_values(ends):
     np.testing.assert_allclose(learned_values(ends), true_values(ends), rtol=0.08)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", [True, False], ids=["terminated", "truncated"])
 def test_values_are_wrong_if_termination_and_truncation_are_swapped(ends, monkeypatch):
     """Shows that `test_learned_values_are_the_true_values` can fail: swapped flags cause errors above 30%."""
@@ -90,6 +91,7 @@ def test_values_are_wrong_if_termination_and_truncation_are_swapped(ends, monkey
     assert (np.abs(learned_values(ends) / true_values(ends) - 1) > 0.3).any()
 
 
+@pytest.mark.slow
 def test_values_are_wrong_if_the_next_episode_replaces_the_final_observation(monkeypatch):
     def wrong(self, predictions, rollout):
         return predictions.values[1:]

@@ -21,6 +21,7 @@ from tests.ppo.runs import command, untrained_run, with_reports
 from vecenv.spaces import leaves, nest, pick
 
 FORMATS = ["savedmodel", "tflite", "onnx"]
+ONE_FORMAT = ["onnx", *(pytest.param(format, marks=pytest.mark.slow) for format in FORMATS[:2])]
 VECTOR = spaces.Box(-1, 1, (3,), np.float32)
 CASES = {
     "vector to Box": (VECTOR, spaces.Box(-0.05, 0.03, (2,)), {"policy_output_gain": 1.0}),
@@ -59,13 +60,17 @@ CASES = {
 }
 
 
-SLOW = {("image to MultiBinary", "tflite"), ("impala", "savedmodel")}  # these take long, and other cases cover them
+QUICK = {
+    "savedmodel": ("tanh", "image to MultiBinary", "Tuple"),
+    "tflite": ("GRU", "small image", "Dict with mask"),
+    "onnx": ("vector to Box", "LSTM to Discrete", "impala", "Tuple", "Dict with mask"),
+}
 
 
 @pytest.mark.parametrize(
     ("case", "format"),
     [
-        pytest.param(case, format, marks=pytest.mark.slow if (case, format) in SLOW else ())
+        pytest.param(case, format, marks=() if case in QUICK[format] else pytest.mark.slow)
         for case in CASES
         for format in FORMATS
     ],
@@ -99,7 +104,7 @@ def test_exported_actions_are_within_bounds_and_equal_the_actions_of_load_policy
     np.testing.assert_allclose(actions, ppo.load_policy(run.path)(observations), atol=1e-6)
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", ONE_FORMAT)
 def test_an_export_that_acts_differently_is_an_error_and_leaves_nothing(tmp_path, monkeypatch, format):
     run = untrained_run(tmp_path / "runs", VECTOR, spaces.Box(-1, 1, (2,)), policy_output_gain=1.0)
     monkeypatch.setattr(exports._Served, "_serve", _off_by_a_little(exports._Served._serve))
@@ -189,7 +194,7 @@ def gelu_network(inputs, num_outputs, seed):
     return keras.Model(x, [keras.layers.Dense(num_outputs)(hidden), keras.layers.Dense(1)(hidden)])
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", ONE_FORMAT)
 def test_a_custom_network_can_be_exported(tmp_path, format):
     run = untrained_run(tmp_path / "runs", VECTOR, spaces.Box(-1, 1, (2,)), network=f"{__name__}:gelu_network")
     assert export(Run.open(run.path, trust_modules=True), tmp_path / "out", format)[1] <= 1e-5
@@ -199,7 +204,7 @@ def test_a_custom_network_can_be_exported(tmp_path, format):
     ("dtype", "settings"),
     [
         (np.float64, {"critic_keys": ("inside",)}),
-        (np.int64, {"network": f"{__name__}:bit_network"}),
+        pytest.param(np.int64, {"network": f"{__name__}:bit_network"}, marks=pytest.mark.slow),
         pytest.param(np.float64, {"recurrent": "gru", "recurrent_units": 8}, marks=pytest.mark.slow),
     ],
     ids=["float64 and critic keys", "int64 and custom network", "float64 and GRU"],
@@ -269,7 +274,7 @@ def random_leaf(space, number, rng, path):
     return rng.integers(0, 2, [number, *leaf.shape]).astype(leaf.dtype)
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", ONE_FORMAT)
 def test_the_metadata_tells_which_keys_lead_to_each_input_and_output(tmp_path, format):
     """A loop as on a robot, which knows only the metadata, acts like the policy, with batches of any size."""
     space = ODD_KEYS

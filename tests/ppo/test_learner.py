@@ -19,8 +19,6 @@ from ppo.model.agent import Agent
 from ppo.model.networks import MLP
 from vecenv.ingraph import InGraphVectorEnv, slots_for
 
-pytestmark = pytest.mark.xla
-
 CONFIG = Config(
     env="Pendulum-v1",
     total_steps=1000,
@@ -336,14 +334,21 @@ def check_update(fast, slow, metrics, expected):
             np.testing.assert_allclose(mine, theirs, rtol=2e-3, atol=2e-4, err_msg=f"{part} {mine.name}")
 
 
-slow = functools.partial(pytest.param, marks=pytest.mark.slow)  # each case compiles its own update
+# Each case has its own update. XLA compiles those of slow cases and of a few others.
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
+compiled = functools.partial(pytest.param, marks=pytest.mark.xla)
+
+
+def both(*values):
+    """Returns a quick case that is not compiled and the same case compiled."""
+    return pytest.param(*values), slow(*values)
 
 
 @pytest.mark.parametrize(
     ("settings", "make"),
     [
         slow({"recompute_advantages": False}, None),
-        ({"objective": "kl_penalty", "kl_target": 1e-3, "min_log_std": -0.5}, None),
+        compiled({"objective": "kl_penalty", "kl_target": 1e-3, "min_log_std": -0.5, "epochs": 2}, None),
         slow({"objective": "kl_penalty", "kl_target": 1.0, "entropy_coef": 0.1}, None),
         slow({"min_log_std": -0.5}, None),
         slow({"kl_limit": 1e-3}, None),
@@ -351,7 +356,7 @@ slow = functools.partial(pytest.param, marks=pytest.mark.slow)  # each case comp
         slow({"action_transform": "tanh", "entropy_coef": 0.1}, None),
         slow({"action_transform": "tanh"}, None),
         slow({"entropy_coef": 0.1}, Switches),
-        ({"network": "tests.ppo.test_networks:keras_network"}, None),
+        *both({"network": "tests.ppo.test_networks:keras_network", "minibatch_size": 20, "epochs": 2}, None),
         slow(IMAGES | {"entropy_coef": 0.1}, NoiseImages),
         (IMAGES | {"cnn": "small", "minibatch_size": 5}, NoiseImages),  # 8 final observations, more than a minibatch
         slow(IMAGES | {"cnn": "impala"}, NoiseImages),
@@ -360,15 +365,15 @@ slow = functools.partial(pytest.param, marks=pytest.mark.slow)  # each case comp
         slow(IMAGES | {"recurrent": "lstm", "recurrent_units": 5}, NoiseImages),
         slow(IMAGES | {"network": "tests.ppo.test_networks:convolutional_network"}, NoiseImages),
         slow(IMAGES | {"cnn": "small", "recurrent": "gru", "recurrent_units": 5}, SmallImages),
-        ({"recurrent": "gru", "recurrent_units": 5, "minibatch_size": 20, "epochs": 2}, None),
+        compiled({"recurrent": "gru", "recurrent_units": 5, "minibatch_size": 20, "epochs": 2}, None),
         slow({"recurrent": "lstm", "recurrent_units": 5, "minibatch_size": 20, "epochs": 2}, Switches),
-        ({"entropy_coef": 0.1, "critic_keys": ("inside",), "minibatch_size": 20, "epochs": 1}, Machine),
+        *both({"entropy_coef": 0.1, "critic_keys": ("inside",), "minibatch_size": 20, "epochs": 1}, Machine),
         slow({"action_transform": "tanh"}, Machine),
         slow({"critic_keys": ("inside",), "recurrent": "gru", "recurrent_units": 5, "minibatch_size": 20}, Machine),
     ],
     ids=lambda case: case.__name__ if callable(case) else "-".join(f"{k}={v}" for k, v in (case or {}).items()),
 )
-def test_the_compiled_update_equals_the_slow_update(settings, make):
+def test_the_update_equals_the_slow_update(settings, make):
     config = dataclasses.replace(CONFIG, **settings)
     _, envs, agent, learner, collector = parts(config, make)
     _, _, slow_agent, slow_learner, _ = parts(config, make)
@@ -391,7 +396,7 @@ def test_the_compiled_update_equals_the_slow_update(settings, make):
     ("name", "settings"),
     [
         slow("a", {"minibatch_size": 4}),
-        ("b", {"minibatch_size": 2, "entropy_coef": 0.1}),
+        *both("b", {"minibatch_size": 2, "entropy_coef": 0.1}),
         slow("b", {"minibatch_size": 2, "objective": "kl_penalty", "kl_target": 1e-3}),
         slow("a", {"minibatch_size": 20, "recurrent": "gru", "recurrent_units": 5}),
         slow("b", {"minibatch_size": 10, "recurrent": "lstm", "recurrent_units": 5}),
@@ -425,7 +430,7 @@ def test_a_policy_learns_where_its_agent_can_act_and_its_value_where_the_agent_l
     assert team.learner.update.experimental_get_tracing_count() == 1
 
 
-@pytest.mark.parametrize("settings", [{}, slow({"objective": "kl_penalty"})], ids=str)
+@pytest.mark.parametrize("settings", [*both({}), slow({"objective": "kl_penalty"})], ids=str)
 def test_without_a_living_agent_an_update_takes_no_step(settings):
     """Weights, Adam's moments and its step counter stay as they are, even if earlier updates left momentum."""
     pytest.importorskip("pettingzoo")
@@ -539,8 +544,8 @@ def compiled_code():
     [
         slow("box", "twin", {}),
         slow("dict", "twin", {}),
-        ("nested", "control_flow_twin", {}),
-        ("nested", "graph_function_twin", {"objective": "kl_penalty"}),
+        compiled("nested", "control_flow_twin", {}),
+        slow("nested", "graph_function_twin", {"objective": "kl_penalty"}),
     ],
 )
 def test_a_custom_network_trains_like_the_same_built_in_network_and_compiles_once(kind, network, settings):
@@ -562,7 +567,7 @@ def test_a_custom_network_trains_like_the_same_built_in_network_and_compiles_onc
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, slow({"num_envs": 64}), slow({"recurrent": "gru", "minibatch_size": 20})], ids=str
+    "settings", [*both({}), slow({"num_envs": 64}), slow({"recurrent": "gru", "minibatch_size": 20})], ids=str
 )
 def test_training_reads_neither_released_slabs_nor_unwritten_rows(settings):
     """Filling every released slab with NaN leaves the trained weights bit-identical."""

@@ -81,7 +81,11 @@ SMALL = ppo.Config(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", KINDS)
+SLOW = ("one of four actions, remembered by an LSTM", "a vector, squashed by tanh")
+SLOW += ("one of four actions, by a custom network",)
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.slow if kind in SLOW else ()) for kind in KINDS])
 def test_policies_of_every_kind_learn_within_20_updates(tmp_path, kind):
     """Shared policies of several agents learn in tests/ppo/test_multi_agent.py."""
     space, shown, settings = KINDS[kind]

@@ -18,7 +18,7 @@ import ppo
 import vecenv
 from ppo.run import resume
 from tests.ppo.envs import TurnsBad
-from tests.ppo.runs import checkpoints, reports, variables
+from tests.ppo.runs import QUICKLY_COMPILED, checkpoints, reports, variables
 
 CONFIG = ppo.Config(
     total_steps=8 * 128,
@@ -44,12 +44,12 @@ class StopAfter(ppo.Callback):
         self.warnings.append(message)
 
 
-@pytest.mark.xla
 @pytest.mark.parametrize(
     "settings",
     [
+        {"env": "Pendulum-v1", "num_workers": 1, "wrappers": ('FrameStackObservation:{"stack_size": 3}',)},
+        pytest.param({"env": "Pendulum-v1", "num_workers": 2}, marks=pytest.mark.slow),
         pytest.param({"env": "CartPole-v1", "recurrent": "gru"}, marks=pytest.mark.slow),
-        {"env": "Pendulum-v1", "num_workers": 2, "wrappers": ('FrameStackObservation:{"stack_size": 3}',)},
         pytest.param({"env": "Hopper-v5"}, marks=pytest.mark.slow),
         pytest.param({"env": "Taxi-v4"}, marks=pytest.mark.slow),
         pytest.param({"env": "Ant-v5", "num_workers": 2}, marks=pytest.mark.slow),
@@ -114,6 +114,7 @@ def test_envs_whose_state_cannot_be_restored_begin_fresh_episodes_which_each_run
 COMMAND = [sys.executable, "-m", "ppo", "train", "--env", "CartPole-v1", "--num-envs", "4", "--num-steps", "16",
            "--minibatch-size", "32", "--epochs", "1", "--total-steps", "100000000", "--checkpoint-interval", "64",
            "--report-interval", "64", "--num-workers", "2"]  # fmt: skip
+QUICKLY = {**os.environ, **QUICKLY_COMPILED}
 
 
 def newest(run):
@@ -128,7 +129,9 @@ def test_a_run_killed_at_any_moment_can_be_resumed(tmp_path, kills):
     for _ in range(kills):
         words = ["--logdir", str(tmp_path)] if run is None else ["--logdir", str(tmp_path), "--resume", str(run)]
         log = (tmp_path / "log.txt").open("w") if tmp_path.exists() else None
-        process = subprocess.Popen([*COMMAND, *words], stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(
+            [*COMMAND, *words], stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env=QUICKLY
+        )
         while run is None or newest(run) <= before:  # each attempt must make progress
             assert process.poll() is None, (tmp_path / "log.txt").read_text()
             run = run or next((path.parent for path in tmp_path.glob("*/checkpoints")), None)
@@ -166,7 +169,7 @@ commands.main(lambda: command(sys.argv[2:]))
 def test_a_full_disk_is_an_error_that_keeps_the_last_good_checkpoint(tmp_path, limit):
     words = [*COMMAND[4:], "--logdir", str(tmp_path)]
     done = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(limit), *words], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", LIMITED, str(limit), *words], capture_output=True, text=True, timeout=120, env=QUICKLY
     )
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
     assert "error: cannot write" in done.stderr and "File too large" in done.stderr
@@ -208,8 +211,8 @@ NEVER = 10**9
     [
         ({"report_interval": 128}, ()),
         ({"report_interval": NEVER, "checkpoint_interval": 128}, ()),
-        ({"report_interval": NEVER, "eval_interval": 128}, ()),
-        ({"report_interval": NEVER, "video_interval": 128}, ()),
+        pytest.param({"report_interval": NEVER, "eval_interval": 128}, (), marks=pytest.mark.slow),
+        pytest.param({"report_interval": NEVER, "video_interval": 128}, (), marks=pytest.mark.slow),
         ({"report_interval": NEVER}, (Stops(),)),
     ],
     ids=["report", "checkpoint", "evaluation", "video", "stop"],

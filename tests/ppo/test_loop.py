@@ -202,7 +202,7 @@ def test_a_new_run_whose_actions_have_the_wrong_scale_begins_with_a_warning(tmp_
     assert len(notes.warnings) == 1
 
 
-@pytest.mark.parametrize("schedule", ["linear", "constant"])
+@pytest.mark.parametrize("schedule", ["linear", pytest.param("constant", marks=pytest.mark.slow)])
 def test_a_run_resumed_with_more_steps_follows_the_schedule_of_its_new_total_and_warns(tmp_path, schedule):
     warnings, rates = [], []
 
@@ -231,17 +231,21 @@ def test_a_run_resumed_with_more_steps_follows_the_schedule_of_its_new_total_and
         ]
 
 
-def test_runs_are_the_same_with_envs_in_cpp_or_python_and_with_or_without_workers(tmp_path):
+HOWS = ({"num_workers": 2}, {"backend": "python", "num_workers": 0}, {"backend": "python"})
+
+
+@pytest.mark.parametrize("hows", [HOWS[2:], pytest.param(HOWS[:2], marks=pytest.mark.slow)])
+def test_runs_are_the_same_with_envs_in_cpp_or_python_and_with_or_without_workers(tmp_path, hows):
     """All written metrics except times are equal: scores, losses and normalization."""
     found = []
     hopper = dataclasses.replace(
         CONFIG, env="Hopper-v5", num_envs=4, minibatch_size=64, report_interval=64, checkpoint_interval=10**9
     )
-    for i, how in enumerate(({}, {"num_workers": 2}, {"backend": "python"}, {"backend": "python", "num_workers": 0})):
+    for i, how in enumerate(({}, *hows)):
         run = Run.create(tmp_path, str(i), hopper)
         run_training(dataclasses.replace(hopper, **{"num_workers": None, **how}), run, Callback())
         found.append(reports(run, times=False))
-    assert len(found[0]) == 10 and found[0] == found[1] == found[2] == found[3]
+    assert len(found[0]) == 10 and all(rows == found[0] for rows in found)
 
 
 def test_a_checkpoint_during_a_rollout_holds_no_env_states(tmp_path):
@@ -397,6 +401,8 @@ CAUSES = {
     "an interrupt arrives in a callback": ({}, Raises("on_update", KeyboardInterrupt())),
 }
 RESUMED = ("an env raises", "a worker dies", "a loss is NaN")
+QUICK = {"an env raises in a worker", "a worker dies", "a reward is NaN", "an evaluation raises", "on_update raises"}
+QUICK |= {"an interrupt arrives in a callback"}
 
 
 @pytest.fixture
@@ -439,7 +445,9 @@ def undisturbed(tmp_path_factory):
 
 
 @pytest.mark.usefixtures("causes")
-@pytest.mark.parametrize("cause", CAUSES)
+@pytest.mark.parametrize(
+    "cause", [pytest.param(cause, marks=() if cause in QUICK else pytest.mark.slow) for cause in CAUSES]
+)
 def test_the_last_finished_update_is_saved_whatever_ends_the_run(tmp_path, undisturbed, cause):
     settings, raised = CAUSES[cause]
     config = dataclasses.replace(RARELY, **settings)
@@ -494,7 +502,7 @@ class Notes(Callback):
         self.warnings.append(message)
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_an_exception_while_env_states_are_saved_is_reported_once_and_training_continues(tmp_path, num_workers):
     config, notes = dataclasses.replace(CONFIG, total_steps=96, num_workers=num_workers), Notes()
     run = Run.create(tmp_path, "unwilling", config)
@@ -535,9 +543,10 @@ def test_training_progress_survives_env_states_that_cannot_be_written(tmp_path, 
     assert len(notes.warnings) == 1 and "RecursionError" in notes.warnings[0]
 
 
-@pytest.mark.parametrize(
-    "env", ["LunarLander-v3", "BipedalWalker-v3", pytest.param("CarRacing-v3", marks=pytest.mark.slow)]
-)
+SLOW_TASKS = [pytest.param(name, marks=pytest.mark.slow) for name in ("BipedalWalker-v3", "CarRacing-v3")]
+
+
+@pytest.mark.parametrize("env", ["LunarLander-v3", *SLOW_TASKS])
 def test_box2d_tasks_can_be_trained_saved_and_resumed(tmp_path, env):
     config, notes, stop = dataclasses.replace(CONFIG, env=env), Notes(), StopsAt(64)
     run = Run.create(tmp_path, "box2d", config)

@@ -64,15 +64,6 @@ def test_one_agent_learns_exactly_what_a_gymnasium_env_teaches(tmp_path, env_id,
     np.testing.assert_allclose(several.evaluation.returns, single.evaluation.returns, rtol=1e-6)
 
 
-def test_results_do_not_depend_on_the_number_of_workers(tmp_path):
-    found = []
-    for num_workers in (0, 2):
-        config = dataclasses.replace(CONFIG, num_workers=num_workers, total_steps=400)
-        result = ppo.train(config, logdir=tmp_path / str(num_workers))
-        found.append(reports(result.path, times=False))
-    assert found[0] == found[1] and len(found[0]) > 3
-
-
 def test_learned_values_are_the_true_values_of_agents_that_leave():
     """Agent a_0 terminates long before its env, so most of its rows are not valid; agent a_1 is truncated."""
     gamma, places = 0.8, Rings.PLACES
@@ -101,7 +92,7 @@ def test_rows_that_are_not_valid_teach_nothing(objective):
         CONFIG, env="CartPole-v1", policies="shared", objective=objective, num_steps=20, minibatch_size=40
     )
     results = []
-    for garbage in (None, 1.0, 2.0):
+    for garbage in (None, 2.0):
         vector, team, collect = parts_of_group(config, functools.partial(LeavingEnv, 0), "a")
         collected = collect(0)
         group = vector.groups["a"]
@@ -162,11 +153,20 @@ def test_statistics_count_only_valid_rows():
     vector.close()
 
 
+FINISHED = dataclasses.replace(CONFIG, total_steps=640, eval_interval=320, checkpoint_interval=256)
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """Returns the result of a finished run."""
-    config = dataclasses.replace(CONFIG, eval_interval=500, checkpoint_interval=320)
-    return ppo.train(config, logdir=tmp_path_factory.mktemp("finished"))
+    return ppo.train(FINISHED, logdir=tmp_path_factory.mktemp("finished"))
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_results_do_not_depend_on_the_number_of_workers(tmp_path, finished, num_workers):
+    result = ppo.train(dataclasses.replace(FINISHED, num_workers=num_workers), logdir=tmp_path)
+    found = reports(result.path, times=False)
+    assert found == reports(finished.path, times=False) and len(found) > 3
 
 
 def test_returns_are_reported_per_agent_per_group_and_per_env(finished):
@@ -371,13 +371,14 @@ def test_a_reward_that_is_not_finite_in_an_evaluation_names_the_agent():
 
 
 def test_an_evaluation_that_hangs_times_out(tmp_path):
-    config = dataclasses.replace(CONFIG, step_timeout_s=2.0, total_steps=64)
+    config = dataclasses.replace(CONFIG, step_timeout_s=1.0, total_steps=64)
     with pytest.raises(multiprocessing.TimeoutError) as caught:
         ppo.train(config, envs=HangsInEvaluation, logdir=tmp_path)
     (note,) = caught.value.__notes__  # not about a rollout
     assert note.startswith("Everything up to env-step 64 is saved in")
 
 
+@pytest.mark.slow  # tests/ppo/test_loop.py checks this for one policy
 def test_nothing_retraces(tmp_path):
     run = Run.create(tmp_path, "run", CONFIG)
     with training_envs(CONFIG, None) as envs:

@@ -35,8 +35,6 @@ from ppo.trainer import Trainer
 from tests.helpers import stop_process, wait_for_end
 from tests.ppo.runs import QUICKLY_COMPILED, command, reports, rewound, untrained_run
 
-pytestmark = pytest.mark.xla
-
 SETTINGS = {"env": "Pendulum-v1", "num_envs": 4, "num_steps": 16, "minibatch_size": 32, "epochs": 2, "eval_episodes": 2}
 FLAGS = [
     word
@@ -143,13 +141,14 @@ def learned_by(trainer):
         slow((2, {"recurrent": "gru"})),
     ],
 )
-def test_ranks_of_several_processes_compute_what_threads_of_one_process_compute(tmp_path, count, flags):
-    words = [word for name, value in flags.items() for word in _flag(name, value)]
-    code, output = finished(
-        train(tmp_path / "ranks", "--total-steps", STEPS, "--report-interval", 1, *words, ranks=count, environment={})
-    )
-    assert code == 0, output
-    config = Config(**{**SETTINGS, **flags}, total_steps=STEPS, report_interval=1)
+def test_ranks_of_several_processes_compute_what_threads_of_one_process_compute(
+    tmp_path, monkeypatch, undisturbed, count, flags
+):
+    """Only the processes compile their updates."""
+    monkeypatch.setenv("SIGNAL", str(tmp_path / "none"))
+    run = undisturbed(count, *(word for name, value in flags.items() for word in _flag(name, value)))
+    settings = {**SETTINGS, "env": "tests.ppo.test_ranks:SignalsItsRank", "num_workers": 0, **flags}
+    config = Config(**settings, total_steps=STEPS, report_interval=64)
 
     def work(ranks):
         run, each = Run.create(tmp_path / "threads", str(ranks.number), config), []
@@ -168,7 +167,6 @@ def test_ranks_of_several_processes_compute_what_threads_of_one_process_compute(
             assert metrics["kl"] == metrics_of_other["kl"]
             for mine, theirs in zip(learned, learned_by_other, strict=True):
                 np.testing.assert_array_equal(mine, theirs)
-    run = only_run(tmp_path / "ranks")
     for one, (metrics, _) in zip(reports(run), first, strict=True):
         for name in ("env_steps", "episodes", "gradient_steps"):
             assert one[name] == metrics[name]
@@ -296,7 +294,7 @@ def test_a_run_that_is_suspended_as_a_whole_goes_on(tmp_path):
 
 
 class SignalsItsRank(gym.Wrapper):
-    """At step 900 of an env, the last rank deletes a file and sends itself the signal that the file named."""
+    """At step 100 of an env, the last rank deletes a file and sends itself the signal that the file named."""
 
     def __init__(self):
         super().__init__(gym.make("Pendulum-v1"))
@@ -305,7 +303,7 @@ class SignalsItsRank(gym.Wrapper):
     def step(self, action):
         self._steps += 1
         file = Path(os.environ["SIGNAL"])
-        if self._steps == 900 and file.exists():
+        if self._steps == 100 and file.exists():
             config = json.loads(os.environ["TF_CONFIG"])
             if config["task"]["index"] == len(config["cluster"]["worker"]) - 1:
                 name = file.read_text()
@@ -321,8 +319,8 @@ class SignalsItsRank(gym.Wrapper):
 
 
 DISTURBED = (
-    "--env", "tests.ppo.test_ranks:SignalsItsRank", "--num-workers", 0, "--total-steps", 10 * STEPS,
-    "--report-interval", 64, "--checkpoint-interval", 640, "--rank-timeout-s", 8,
+    "--env", "tests.ppo.test_ranks:SignalsItsRank", "--num-workers", 0, "--total-steps", STEPS,
+    "--report-interval", 64, "--checkpoint-interval", 128, "--rank-timeout-s", 8,
 )  # fmt: skip
 
 
@@ -341,7 +339,8 @@ def undisturbed(tmp_path_factory):
     return undisturbed
 
 
-@pytest.mark.parametrize(("ranks", "name"), [(2, "SIGKILL"), slow((2, "SIGSTOP")), slow((1, "SIGKILL"))])
+@pytest.mark.slow  # the next tests about lost ranks, resumed runs and the command of a restart are the quick ones
+@pytest.mark.parametrize(("ranks", "name"), [(2, "SIGKILL"), (2, "SIGSTOP"), (1, "SIGKILL")])
 def test_a_restarted_run_reaches_the_end_of_an_undisturbed_run(tmp_path, undisturbed, ranks, name):
     (tmp_path / "signal").write_text(name)
     environment = {"SIGNAL": str(tmp_path / "signal"), **QUICKLY_COMPILED}
@@ -420,19 +419,20 @@ def test_a_run_with_unusable_settings_is_not_restarted(tmp_path):
     assert "restart 1" not in output
 
 
-def start_in_slurm(folder, *flags, job):
-    """Starts two tasks of a Slurm job step on this machine."""
+def start_in_slurm(folder, *flags, job, seeds=(0, 0)):
+    """Starts two tasks of a Slurm job step on this machine, with these seeds."""
     step = {"SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": str(job)}
     words = [sys.executable, "-m", "ppo", "train", *FLAGS, "--logdir", folder, "--ranks", "slurm", *flags]
     return [
         subprocess.Popen(
-            list(map(str, words)), env={**os.environ, **step, "SLURM_PROCID": str(number)}, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True,
+            [*map(str, words), "--seed", str(seed)], env={**os.environ, **step, "SLURM_PROCID": str(number)},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
-        for number in range(2)
+        for number, seed in enumerate(seeds)
     ]  # fmt: skip
 
 
+@pytest.mark.slow  # `test_ranks_with_different_settings_end_with_an_error_on_each` starts such tasks, too
 def test_the_tasks_of_a_slurm_job_step_are_ranks(tmp_path):
     tasks = start_in_slurm(tmp_path, "--total-steps", STEPS, job=os.getpid())
     outputs = [finished(task) for task in tasks]
@@ -497,10 +497,12 @@ def test_a_signal_stops_all_ranks_after_an_update(tmp_path, number):
     wait_for_end(ranks)
 
 
-def test_ranks_end_with_their_launcher(tmp_path):
+@pytest.mark.parametrize("training", [False, slow((True,))])
+def test_ranks_end_with_their_launcher(tmp_path, training):
     process = train(tmp_path, "--total-steps", 10**7, "--report-interval", 64)
     ranks = ranks_of(process)
-    wait_for_reports(tmp_path, process)
+    if training:
+        wait_for_reports(tmp_path, process)
     process.kill()
     wait_for_end(ranks)
     process.communicate()
@@ -624,21 +626,21 @@ class FailsOnOneRank(gym.Wrapper):
         return super().step(action)
 
 
-def test_ranks_with_different_settings_end_with_an_error_on_each(tmp_path):
-    with socket.socket() as one, socket.socket() as other:
-        for bound in (one, other):
-            bound.bind(("127.0.0.1", 0))
-        addresses = [f"127.0.0.1:{bound.getsockname()[1]}" for bound in (one, other)]
-    processes = []
-    for number in range(2):
-        task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": number}}
-        words = [sys.executable, "-m", "ppo", "train", *FLAGS, "--logdir", tmp_path, "--seed", number]
-        processes.append(
-            subprocess.Popen(
-                list(map(str, words)), env={**os.environ, "TF_CONFIG": json.dumps(task)}, stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT, text=True,
-            )
-        )  # fmt: skip
+@pytest.mark.parametrize("described_by", ["Slurm", slow(("TF_CONFIG",))])
+def test_ranks_with_different_settings_end_with_an_error_on_each(tmp_path, described_by):
+    if described_by == "Slurm":
+        processes = start_in_slurm(tmp_path, job=os.getpid(), seeds=(0, 1))
+    else:
+        processes = []
+        for number, addresses in enumerate([free_addresses(2)] * 2):
+            task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": number}}
+            words = [sys.executable, "-m", "ppo", "train", *FLAGS, "--logdir", tmp_path, "--seed", number]
+            processes.append(
+                subprocess.Popen(
+                    list(map(str, words)), env={**os.environ, "TF_CONFIG": json.dumps(task)}, stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT, text=True,
+                )
+            )  # fmt: skip
     for process in processes:
         code, output = finished(process)
         assert code == 2, output

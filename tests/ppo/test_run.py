@@ -271,7 +271,7 @@ def test_a_run_and_its_products_work_in_folders_with_any_names_even_if_the_curre
     assert ppo.load_policy(path)([0.0, 0.0, 0.0, 0.0]) in (0, 1)
     (video,), _ = record_run(Run.open(path), logdir / "videos", 1, warn=warnings.append)
     assert video.stat().st_size > 0 and not warnings
-    for format in ("savedmodel", "tflite", "onnx"):
+    for format in ("savedmodel", "onnx"):
         exported, difference = write_export(Run.open(path), logdir / "exports", format, warn=warnings.append)
         assert exported.exists() and difference == 0
     (warning,) = warnings

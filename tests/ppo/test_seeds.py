@@ -1,6 +1,7 @@
 """Tests of ppo/seeds.py and its users: a run's randomness depends only on its seed."""
 
 import dataclasses
+import functools
 
 import gymnasium as gym
 import numpy as np
@@ -23,14 +24,16 @@ def train(folder, **settings):
     return ppo.train(dataclasses.replace(CONFIG, **settings), logdir=folder)
 
 
-@pytest.fixture
-def seeds_of(tmp_path):
+@pytest.fixture(scope="module")
+def seeds_of(tmp_path_factory):
     """Returns a function that trains with a seed and returns the sets of training and evaluation env seeds."""
+    folder = tmp_path_factory.mktemp("seeds")
 
+    @functools.cache
     def seeds_of(seed, **settings):
-        file = tmp_path / f"seeds-{seed}-{settings}"
+        file = folder / f"seeds-{seed}-{settings}"
         config = dataclasses.replace(CONFIG, seed=seed, **settings)
-        ppo.train(config, envs=lambda: Seeded(file), logdir=tmp_path)
+        ppo.train(config, envs=lambda: Seeded(file), logdir=folder)
         first, *found = [int(line) for line in file.read_text().splitlines()]
         training, evaluation = set(found[:4]), set(found[4:])
         assert first in evaluation  # the env that is built and reset once before training
@@ -61,8 +64,9 @@ def test_an_envs_seed_does_not_depend_on_num_envs_and_changes_when_fresh_episode
     assert not set(seeds.env_seeds(3, 64, env_steps=0)) & set(seeds.env_seeds(3, 64, env_steps=2048))
 
 
-@pytest.mark.xla
-def test_the_same_seed_gives_the_same_metrics_bit_for_bit(tmp_path):
+@pytest.mark.parametrize("update", ["uncompiled", pytest.param("compiled", marks=pytest.mark.slow)])
+def test_the_same_seed_gives_the_same_metrics_bit_for_bit(tmp_path, update):
+    """The marker decides whether XLA compiles the update."""
     found = []
     for _ in range(2):
         found.append(reports(ppo.train(CONFIG, logdir=tmp_path).path, times=False))

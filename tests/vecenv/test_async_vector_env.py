@@ -28,12 +28,13 @@ from tests.helpers import (
     process_exists,
     wait_for_end,
 )
+from tests.start_methods import METHODS
 from tests.vecenv.test_sync_vector_env import MODES, run_both
 
-METHODS = multiprocessing.get_all_start_methods()
+QUICK = [("CartPole-v1", MODES[0]), ("HalfCheetah-v5", MODES[1])]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(data=st.data())
 def test_parallel_equals_serial_for_any_space_mode_and_schedule_of_calls(data):
     observation_space, action_space = data.draw(any_space_at_all()), data.draw(any_space_at_all())
@@ -60,8 +61,14 @@ def test_parallel_equals_serial_for_any_space_mode_and_schedule_of_calls(data):
             np.testing.assert_array_equal(parallel.episode_lengths, serial.episode_lengths)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "HalfCheetah-v5"])
+@pytest.mark.parametrize(
+    ("env_id", "mode"),
+    [
+        pytest.param(env_id, mode, marks=() if (env_id, mode) in QUICK else pytest.mark.slow)
+        for env_id in ("CartPole-v1", "HalfCheetah-v5")
+        for mode in MODES
+    ],
+)
 def test_parallel_equals_gymnasium_over_1000_steps_with_episode_ends(env_id, mode):
     fns = [lambda: gym.make(env_id, **({"max_episode_steps": 300} if env_id == "HalfCheetah-v5" else {}))] * 5
     run_both(
@@ -71,7 +78,7 @@ def test_parallel_equals_gymnasium_over_1000_steps_with_episode_ends(env_id, mod
     )
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
 def test_every_start_method_gives_the_same_results(method):
     with vecenv.AsyncVectorEnv(counting_fns(3), num_workers=2, context=method) as envs:
         assert_same(envs.reset(seed=1), vecenv.SyncVectorEnv(counting_fns(3)).reset(seed=1))
@@ -209,14 +216,15 @@ def test_attributes_are_read_set_and_called_in_every_env():
 
 def test_a_script_needs_no_main_guard_and_its_imports_stay_out_of_the_workers(tmp_path):
     """Workers do not import the user's script."""
+    (tmp_path / "large.py").touch()
     script = tmp_path / "script.py"
     script.write_text(
-        "import sys, tensorflow, gymnasium as gym, numpy as np, vecenv\n"
+        "import sys, large, gymnasium as gym, numpy as np, vecenv\n"
         "class Mine(gym.Env):\n"
         "    observation_space = gym.spaces.Box(-1, 1, (2,)); action_space = gym.spaces.Discrete(2)\n"
         "    def reset(self, *, seed=None, options=None): return np.zeros(2, np.float32), {}\n"
         "    def step(self, action): return np.ones(2, np.float32), 1.0, False, False, {}\n"
-        "    def loaded(self): return 'tensorflow' in sys.modules\n"
+        "    def loaded(self): return 'large' in sys.modules\n"
         "gym.register('Mine-v0', entry_point=Mine)\n"
         "envs = vecenv.AsyncVectorEnv([lambda: gym.make('Mine-v0')] * 2)\n"
         "envs.reset(); print(envs.step([0, 1])[1], envs.call('loaded')); envs.close()\n"

@@ -17,10 +17,10 @@ import pytest
 
 import vecenv
 from tests.helpers import CountingEnv, counting_fns, wait_for_end
+from tests.start_methods import METHODS
 from vecenv.workers import launch
 
 ROOT = Path(__file__).parents[2]
-METHODS = multiprocessing.get_all_start_methods()
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -294,11 +294,18 @@ def zombies():
     return [pid for pid in children if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"]
 
 
-@pytest.mark.parametrize("context", ["spawn", "forkserver"])
-def test_an_interrupted_construction_leaves_no_zombie(context):
+@pytest.mark.parametrize(
+    ("context", "count"),
+    [
+        ("spawn", 5),
+        ("forkserver", 15),
+        *(pytest.param(name, 50, marks=pytest.mark.slow) for name in ("spawn", "forkserver")),
+    ],
+)
+def test_an_interrupted_construction_leaves_no_zombie(context, count):
     rng = random.Random(context)
     vecenv.AsyncVectorEnv(counting_fns(2), num_workers=2, context=context).close()
-    for _ in range(25):
+    for _ in range(count):
         interrupter = Interrupter(rng.uniform(0, 0.03))
         with contextlib.suppress(KeyboardInterrupt):
             interrupter.start()
@@ -346,7 +353,7 @@ def test_a_restart_keeps_no_descriptor_of_the_dead_worker(context):
         gc.disable()
         try:
             counts = []
-            for _ in range(4):
+            for _ in range(3):
                 envs.processes[0].kill()
                 envs.step([0, 0])
                 envs.step([0, 0])

@@ -76,12 +76,10 @@ def test_with_an_old_mujoco_version_tasks_become_ordinary_envs_and_the_reason_is
 
 
 def test_the_import_error_of_an_old_mujoco_says_what_to_install():
-    code = "import sys; sys.modules['mujoco.batch'] = None; import vecenv.mujoco"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert (
-        "needs mujoco 3.17 or newer, which has mujoco.batch, but this is" in result.stderr
-        and "pip install -U mujoco" in result.stderr
-    )
+    for old in ("sys.modules['mujoco.batch'] = None", "import mujoco.batch; del mujoco.batch.Batch.models"):
+        code = f"import sys; {old}; import vecenv.mujoco"
+        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+        assert "needs mujoco 4.0 or newer, but this is" in result.stderr and "pip install -U mujoco" in result.stderr
 
 
 def test_an_old_mujoco_version_that_alone_prevents_stepping_in_cpp_is_a_warning_logged_once():
@@ -97,7 +95,7 @@ def test_an_old_mujoco_version_that_alone_prevents_stepping_in_cpp_is_a_warning_
     assert result.returncode == 0, result.stderr
     (line,) = [line for line in result.stderr.splitlines() if "is not stepped in C++" in line]
     assert line.startswith("WARNING Hopper-v5 is not stepped in C++, but consists of single envs: ")
-    assert "needs mujoco 3.17 or newer" in line
+    assert "needs mujoco 4.0 or newer" in line
 
 
 def test_a_task_that_cannot_be_built_in_cpp_becomes_ordinary_envs_and_the_reason_is_logged(logged, monkeypatch):

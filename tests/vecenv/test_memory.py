@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import vecenv
+from tests.start_methods import METHODS
 from vecenv import SharedMemoryFull
 from vecenv.memory import block as memory
 from vecenv.memory import layout
@@ -29,7 +30,7 @@ def _write_seven(connection):
     connection.send("done")
 
 
-@pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
+@pytest.mark.parametrize("method", METHODS)
 def test_a_write_in_one_process_is_read_in_another(method):
     context = multiprocessing.get_context(method)
     ours, theirs = context.Pipe()

@@ -113,8 +113,16 @@ def assert_same_as_gymnasium(env_id, num_envs, steps, mode, limit, **kwargs):
         envs.close()
 
 
-@pytest.mark.parametrize("mode", list(AutoresetMode))
-@pytest.mark.parametrize("env_id", TASKS)
+@pytest.mark.parametrize(
+    ("env_id", "mode"),
+    [
+        pytest.param(
+            env_id, mode, marks=() if mode == AutoresetMode.NEXT_STEP or env_id == "Hopper-v5" else pytest.mark.slow
+        )
+        for env_id in TASKS
+        for mode in AutoresetMode
+    ],
+)
 def test_every_task_equals_gymnasiums_bit_for_bit(env_id, mode):
     limit = min(60, gym.spec(env_id).max_episode_steps)
     assert_same_as_gymnasium(env_id, num_envs=5, steps=130, mode=mode, limit=limit)
@@ -216,11 +224,11 @@ def test_a_field_that_would_have_no_effect_cannot_be_expanded():
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_the_rules_for_vector_envs_hold(mode):
+@pytest.mark.parametrize("num_workers", [None, pytest.param(2, marks=pytest.mark.slow)])
+def test_the_rules_for_vector_envs_hold(mode, num_workers):
     check_vector_env(lambda: Hopper(3, max_episode_steps=50, autoreset_mode=mode))
-    for num_workers in (None, 2):
-        how = {"num_workers": num_workers, "vector_kwargs": {"autoreset_mode": mode}}
-        check_vector_env(lambda how=how: vecenv.make("Hopper-v5", 3, **how))
+    how = {"num_workers": num_workers, "vector_kwargs": {"autoreset_mode": mode}}
+    check_vector_env(lambda: vecenv.make("Hopper-v5", 3, **how))
 
 
 def test_the_number_of_threads_does_not_change_results():

@@ -20,6 +20,7 @@ import pytest
 
 import vecenv
 from tests.helpers import CountingEnv, process_exists, stop_process
+from tests.start_methods import METHODS
 from vecenv.workers import pipes, processes
 from vecenv.workers import protocol as messages
 from vecenv.workers.protocol import Kind
@@ -121,7 +122,7 @@ def test_a_large_argument_for_a_dead_worker_is_an_error_even_if_its_child_holds_
         envs.call("size_of", bytes(LARGE))
 
 
-@pytest.mark.parametrize("context", multiprocessing.get_all_start_methods())
+@pytest.mark.parametrize("context", METHODS)
 def test_neither_an_error_nor_close_waits_for_the_children_of_envs(context):
     """The children hold the pipes by which multiprocessing itself detects that a worker has ended."""
     envs = vecenv.AsyncVectorEnv([lambda i=i: HeavyEnv(i, "fork") for i in range(4)], num_workers=4, context=context)
@@ -176,7 +177,7 @@ class ImpatientEnv(HeavyEnv):
         socket.setdefaulttimeout(1e-3)
 
 
-@pytest.mark.parametrize("context", multiprocessing.get_all_start_methods())
+@pytest.mark.parametrize("context", METHODS)
 @pytest.mark.parametrize("where", ["parent", "env"])
 def test_a_default_timeout_of_sockets_has_no_effect_on_workers(context, where):
     before = socket.getdefaulttimeout()

@@ -1,6 +1,5 @@
 """Tests of on_worker_death="restart": the run continues, and the cut episodes are truncated."""
 
-import multiprocessing
 import os
 import signal
 import threading
@@ -13,6 +12,7 @@ from gymnasium.vector import AutoresetMode
 
 import vecenv
 from tests.helpers import CountingEnv, assert_same, counting_fns
+from tests.start_methods import METHODS
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*It is restarted")
 
@@ -224,7 +224,7 @@ def test_a_worker_that_dies_inside_the_graph_loop_restarts_too():
     vector.close()
 
 
-@pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
+@pytest.mark.parametrize("method", METHODS)
 def test_restarts_work_with_every_start_method(method):
     with vecenv.AsyncVectorEnv(
         [lambda: gym.make("CartPole-v1")] * 4, num_workers=2, on_worker_death="restart", context=method

@@ -21,7 +21,7 @@ from vecenv.rows.infos import split_infos
 BOTH = [vecenv.SyncVectorEnv, vecenv.AsyncVectorEnv]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     space=any_space_at_all(),
     mode=st.sampled_from(MODES),

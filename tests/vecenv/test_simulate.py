@@ -11,8 +11,8 @@ import vecenv
 from tests.helpers import FaultyEnv, SampledEnv, assert_same, counting_fns
 from vecenv.ingraph import Algorithm, InGraphVectorEnv, Transition, simulate, slots_for
 
-N, STEPS, SEED = 4, 300, 7
-T = 5  # the steps pass through both slabs 30 times
+N, STEPS, SEED = 4, 150, 7
+T = 5  # the steps pass through both slabs 15 times
 
 BOX = spaces.Box(-1, 1, (2, 3), np.float32)
 OBSERVATIONS = {
@@ -135,7 +135,7 @@ def test_an_algorithm_sees_what_a_plain_loop_sees(name, kind, kwargs):
         assert_same(as_numpy(told), expected_told)
         assert_same(as_numpy(returned), expected)
         ends += expected_told["ended"].sum()
-    assert ends > 100
+    assert ends > 50
 
 
 def test_a_graph_loop_may_keep_the_tensors_without_copying():
@@ -256,8 +256,14 @@ def test_a_rollout_holds_the_simulated_steps():
     np.testing.assert_array_equal(rollout.rewards, [transition.rewards for transition in found])
 
 
-@pytest.mark.parametrize(("kind", "kwargs"), KINDS, ids=["sync", "2 workers"])
-@pytest.mark.parametrize("before", [0, 1, T, T + 2, 2 * T, 3 * T + 1])
+@pytest.mark.parametrize(
+    ("before", "kind", "kwargs"),
+    [
+        pytest.param(before, kind, kwargs, marks=pytest.mark.slow if kwargs and before != T + 2 else ())
+        for before in (0, 1, T, T + 2, 2 * T, 3 * T + 1)
+        for kind, kwargs in KINDS
+    ],
+)
 def test_a_simulation_continues_exactly_after_a_restart(before, kind, kwargs, tmp_path):
     fns = [lambda: gym.make("CartPole-v1", max_episode_steps=7)] * N
     found = []

@@ -33,7 +33,7 @@ def run_both(one, other, steps):
     other.close()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(any_space_at_all(), any_space_at_all(), st.integers(1, 4), st.sampled_from(MODES), st.booleans())
 def test_serial_equals_gymnasium_for_any_space(observation_space, action_space, num_envs, mode, info):
     fns = [lambda: SampledEnv(observation_space, action_space, info)] * num_envs
@@ -42,8 +42,11 @@ def test_serial_equals_gymnasium_for_any_space(observation_space, action_space, 
     )
 
 
+SLOW_IDS = [pytest.param(name, marks=pytest.mark.slow) for name in ("Pendulum-v1", "HalfCheetah-v5", "Taxi-v4")]
+
+
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", "HalfCheetah-v5", "Hopper-v5", "Taxi-v4"])
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Hopper-v5", *SLOW_IDS])
 def test_serial_equals_gymnasium_over_1000_steps_with_episode_ends(env_id, mode):
     fns = [lambda: gym.make(env_id, **({"max_episode_steps": 300} if env_id == "HalfCheetah-v5" else {}))] * 3
     run_both(

@@ -26,10 +26,11 @@ from vecenv.resources import available_cores
 
 try:
     import mujoco.batch
-except ImportError as error:
+
+    _ = mujoco.batch.Batch.models  # new in mujoco 4.0
+except (ImportError, AttributeError) as error:
     raise ImportError(
-        "vecenv.mujoco needs mujoco 3.17 or newer, which has mujoco.batch, "
-        f"but this is {mujoco.__version__}: pip install -U mujoco"
+        f"vecenv.mujoco needs mujoco 4.0 or newer, but this is {mujoco.__version__}: pip install -U mujoco"
     ) from error
 if not hasattr(np, "vecdot"):
     raise ImportError(f"vecenv.mujoco needs numpy 2.0 or newer, but this is {np.__version__}: pip install -U numpy")
