@@ -24,16 +24,16 @@ COMMAND_STEPS = 250  # steps between two commands, 5 s
 PUSH_STEPS = 300  # steps between two pushes, 6 s
 NOISE = np.repeat([0.2, 0.05, 0.01, 1.0], [3, 3, 12, 12])  # of the gyro, gravity, joint positions and velocities
 ACTION_SCALE = 0.7  # radians
-# Weights of the reward's terms, per second.
+# Weights of the reward's terms, per second, by their names in legged_gym, which has no slip and pose.
 WEIGHTS = {
-    "velocity": 1.5,
-    "yaw": 1.0,
-    "upright": -4.0,
-    "bounce": -1.0,
-    "sway": -0.02,
-    "torque": -1e-4,
+    "tracking_lin_vel": 1.5,
+    "tracking_ang_vel": 1.0,
+    "orientation": -4.0,
+    "lin_vel_z": -1.0,
+    "ang_vel_xy": -0.02,
+    "torques": -1e-4,
     "action_rate": -0.005,
-    "air_time": 12.0,
+    "feet_air_time": 12.0,
     "slip": -0.1,
     "pose": -0.1,
 }
@@ -67,6 +67,8 @@ class Quadruped(MujocoVectorEnv):
                 "needs 12 position actuators: kp=60 replaces the actuators by them"
             )
         self.weights = {**WEIGHTS, **(reward_weights or {})}
+        if unknown := self.weights.keys() - WEIGHTS:
+            raise ValueError(f"reward_weights has unknown terms {sorted(unknown)}; the terms are {', '.join(WEIGHTS)}")
         self.noise_scale, self.randomized = noise * NOISE, randomized
         self.single_action_space = gym.spaces.Box(-1, 1, (12,), np.float32)
         joints = model.actuator_trnid[:, 0]
@@ -126,14 +128,14 @@ class Quadruped(MujocoVectorEnv):
         moving = np.abs(self.commands).max(axis=1) > 0.1
         slip = sum(contact * squares(v[:, :2]) for contact, v in zip(contacts.T, self.foot_velocities, strict=True))
         terms = {
-            "velocity": np.exp(-np.square(errors[:, 0]) / 0.25),
-            "yaw": np.exp(-np.square(errors[:, 1]) / 0.25),
-            "upright": squares(self.up[:, :2]),
-            "bounce": np.square(self.velocity[:, 2]),
-            "sway": squares(self.gyro[:, :2]),
-            "torque": squares(self.data.actuator_force),
+            "tracking_lin_vel": np.exp(-np.square(errors[:, 0]) / 0.25),
+            "tracking_ang_vel": np.exp(-np.square(errors[:, 1]) / 0.25),
+            "orientation": squares(self.up[:, :2]),
+            "lin_vel_z": np.square(self.velocity[:, 2]),
+            "ang_vel_xy": squares(self.gyro[:, :2]),
+            "torques": squares(self.data.actuator_force),
             "action_rate": squares(actions - self.last_actions),
-            "air_time": (landed * np.clip(self.air_time - 0.1, 0, 0.3)).sum(axis=1) * moving,
+            "feet_air_time": (landed * np.clip(self.air_time - 0.1, 0, 0.3)).sum(axis=1) * moving,
             "slip": slip,
             "pose": squares(self.data.qpos[:, self.joints] - self.home),
         }

@@ -222,6 +222,8 @@ def test_the_quadruped_has_the_size_of_a_go1_and_stands():
     infos = infos_of_standing(envs)
     terms = {key.removeprefix("return/") for key in infos if key.startswith("return/")}
     assert terms == set(WEIGHTS)
+    with pytest.raises(ValueError, match=r"unknown terms \['velocty'\]; the terms are tracking_lin_vel, "):
+        Quadruped(2, reward_weights={"velocty": 2.0})
 
 
 def go1(actuator="", end=""):

@@ -595,6 +595,7 @@ def test_dict_observations_reach_the_engine_in_the_tasks_dtypes_or_as_float32():
 
 
 NAN = np.array([0.0, np.nan, 0.0])
+INFINITE = np.array([0.0, -np.inf, 0.0])
 
 
 @pytest.mark.parametrize(
@@ -605,9 +606,20 @@ NAN = np.array([0.0, np.nan, 0.0])
         ({"terms": {"up": np.zeros((3, 1))}}, r"must return the reward term 'up' as float64\[N\], here \(3,\)"),
         ({"terms": {"up": np.zeros(3), "down": NAN}}, r"gave NaN in the reward term 'down' for its env 1"),
         ({"terms": NAN}, r"Robot\.outcome\(\) gave NaN in the rewards for its env 1"),
+        ({"apply": INFINITE[:, None]}, r"Robot\.apply\(\) gave an infinite value in the controls for its env 1"),
+        (
+            {"terms": {"up": np.zeros(3), "down": INFINITE}},
+            r"gave an infinite value in the reward term 'down' .* env 1",
+        ),
+        ({"terms": INFINITE}, r"Robot\.outcome\(\) gave an infinite value in the rewards for its env 1: -inf"),
+        (
+            {"observe": {"critic": {"foot": INFINITE[:, None]}}},
+            r"infinite value in .*\['critic'\]\['foot'\] for its env 1",
+        ),
         ({"observe": {"policy": NAN[:, None]}}, r"gave NaN in observation\['policy'\] for its env 1"),
         ({"observe": {"policy": np.zeros(3)}}, r"observe\(\)\['policy'\] must return float64\[N, M\], not \[3\]"),
         ({"observe": {"policy": None}}, r"observe\(\)\['policy'\] must return float64\[N, M\]"),
+        ({"observe": {}}, r"Robot\.observe\(\) must return float64\[N, M\]"),
     ],
 )
 def test_an_invalid_array_of_a_task_is_an_error_that_names_the_term_and_the_env(returns, message):
@@ -617,8 +629,18 @@ def test_an_invalid_array_of_a_task_is_an_error_that_names_the_term_and_the_env(
         envs.step(np.zeros((3, 2)))
 
 
-@pytest.mark.parametrize(("hook", "name"), [("after_step", "qpos"), ("after_step", "qvel"), ("begin", "geom_friction")])
-def test_nan_that_a_hook_writes_to_a_simulation_is_an_error_that_names_the_env(hook, name):
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize(
+    ("hook", "name"),
+    [
+        ("after_step", "qpos"),
+        ("after_step", "qvel"),
+        ("after_step", "xfrc_applied"),
+        ("begin", "ctrl"),
+        ("begin", "geom_friction"),
+    ],
+)
+def test_an_invalid_number_that_a_hook_writes_to_a_simulation_is_an_error_that_names_the_env(hook, name, value):
     """MuJoCo would reset such a simulation, and go on."""
 
     class Broken(Robot):
@@ -632,14 +654,39 @@ def test_nan_that_a_hook_writes_to_a_simulation_is_an_error_that_names_the_env(h
 
         def spoil(self, called):
             values = self.friction if name == "geom_friction" else getattr(self.data, name)
-            values[np.array(self.np_random_seed) == 11] *= np.nan if called == hook else 1
+            if called == hook:
+                values[np.array(self.np_random_seed) == 11] = value
 
-    message = rf"Broken\.{hook}\(\) gave NaN in .*{name} for its env 1"
+    found = "NaN" if np.isnan(value) else "an infinite value"
+    message = rf"Broken\.{hook}\(\) gave {found} in .*{name} for its env 1"
     envs = vecenv.AsyncVectorEnv(vecenv.Batched(Broken, 3), num_workers=0)
     with envs, pytest.raises(ValueError, match=message) as caught:
         envs.reset(seed=10)
         envs.step(np.zeros((3, 2), np.float32))
     assert [note.split(" during ")[0] for note in caught.value.__notes__] == ["raised by env 1"]
+
+
+def test_invalid_actions_and_states_are_errors_that_name_the_env():
+    envs = Robot()
+    envs.reset(seed=0)
+    with pytest.raises(ValueError, match=r"action for env 1 of this Robot is NaN or infinite: \[-inf -inf\]"):
+        envs.step(np.stack([INFINITE, INFINITE], axis=1))
+    with pytest.raises(ValueError, match="actions have dtype <U1, but must be numbers"):
+        envs.step(np.full((3, 2), "1"))
+    states = envs.get_state()
+    states[2]["state"][4] = np.inf
+    with pytest.raises(ValueError, match=r"Robot\.set_state\(\) gave an infinite value in data\.qpos for its env 2"):
+        Robot().set_state(states)
+
+
+def test_infos_may_be_nan_where_an_env_has_no_value():
+    class Timed(Robot):
+        def outcome(self, before, actions):
+            return {"up": np.zeros(3)}, np.zeros(3, bool), {"time_to_goal": NAN}
+
+    envs = Timed()
+    envs.reset(seed=0)
+    assert_same(envs.step(np.zeros((3, 2)))[4]["time_to_goal"], NAN)
 
 
 @pytest.mark.parametrize("values", [None, 3.0, [0, 0, 0], np.zeros(2)])

@@ -25,7 +25,7 @@ from gymnasium.vector.utils import batch_space
 from vecenv import spaces as tree
 from vecenv.errors import StateError
 from vecenv.mujoco.generators import Generators
-from vecenv.mujoco.physics import Model, Physics
+from vecenv.mujoco.physics import INPUTS, Model, Physics
 from vecenv.mujoco.rendering import BatchRenderer
 from vecenv.mujoco.state import restore_states, saved_arrays, states_of
 from vecenv.rows.arguments import Seeds, seed_of_each, split_reset_mask
@@ -190,7 +190,7 @@ class MujocoVectorEnv(VectorEnv):
         return [(path, tree.name_of("observation", path), leaf.dtype, (count, *leaf.shape)) for path, leaf in leaves]
 
     def _space_of(self, observed: Any, method: str) -> spaces.Space:
-        if isinstance(observed, dict):
+        if isinstance(observed, dict) and observed:
             return spaces.Dict({key: self._space_of(part, f"{method}[{key!r}]") for key, part in observed.items()})
         array = self._checked_output(method, "float64[N, M]", observed, np.float64)
         if array.ndim < 2:
@@ -232,6 +232,7 @@ class MujocoVectorEnv(VectorEnv):
     def outcome(self, before: Any, actions: np.ndarray) -> tuple[Any, ...]:
         """Returns rewards float64[N], terminated bool[N], and infos: an array [N, ...] for each key.
 
+        Infos may be NaN where an env has no value.
         The rewards may be a dict of terms float64[N], which are added up. The info `return/TERM` is then the sum of a
         term over the episode. A task that truncates episodes itself returns rewards, terminated, truncated and infos.
         `before` is the result of `before_step`, and `actions` are `[N, ...]`, in the dtype that the caller passed.
@@ -342,7 +343,7 @@ class MujocoVectorEnv(VectorEnv):
         shape = (self.num_envs, *substeps, self.model.nu)
         what = "controls float64[N, nu] or float64[N, frame_skip, nu]"
         controls = self._checked_output("apply()", what, returned, np.float64, shape)
-        self._check_nan("apply()", "the controls", controls, stepped)
+        self._check_finite("apply()", "the controls", controls, stepped)
         return controls
 
     def _final_infos(self, infos: Infos, observations: np.ndarray, ended: np.ndarray) -> Infos:
@@ -370,7 +371,7 @@ class MujocoVectorEnv(VectorEnv):
                     f"{type(self).__name__}.observe() must return arrays nested like {self.single_observation_space}"
                 ) from None
             values = self._checked_output("observe()", name, values, dtype, shape)
-            self._check_nan("observe()", name, values, self._everyone)
+            self._check_finite("observe()", name, values, self._everyone)
             if out is None:
                 copies[path] = values.copy()
             else:
@@ -393,7 +394,7 @@ class MujocoVectorEnv(VectorEnv):
         if rest:
             truncated |= self._checked_output("outcome()", "truncated bool[N]", rest[0], np.bool_, shape)
         rewards = self._checked_output("outcome()", "rewards float64[N]", rewards, np.float64, shape)
-        self._check_nan("outcome()", "the rewards", rewards, stepped)
+        self._check_finite("outcome()", "the rewards", rewards, stepped)
         terminated = self._checked_output("outcome()", "terminated bool[N]", terminated, np.bool_, shape)
         return rewards.copy(), terminated.copy(), truncated, infos
 
@@ -403,7 +404,7 @@ class MujocoVectorEnv(VectorEnv):
         for term, values in terms.items():
             name = f"the reward term {term!r}"
             values = self._checked_output("outcome()", f"{name} as float64[N]", values, np.float64, (self.num_envs,))
-            self._check_nan("outcome()", name, values, stepped)
+            self._check_finite("outcome()", name, values, stepped)
             rewards += values  # one by one, so that N has no influence on the rounding
             returns = self._returns.setdefault(term, np.zeros(self.num_envs))
             returns += np.where(stepped, values, 0.0)
@@ -438,22 +439,24 @@ class MujocoVectorEnv(VectorEnv):
             )
         return array if dtype is None else array.astype(dtype, copy=False)
 
-    def _check_nan(self, method: str, what: str, array: np.ndarray, mask: np.ndarray) -> None:
-        """Raises InvalidRow if a method of a custom task gave NaN for an env in the mask."""
-        if self._is_custom and np.isnan(array).any():
-            rows = np.isnan(array.reshape(len(array), -1)).any(axis=1) & mask
+    def _check_finite(self, method: str, what: str, array: np.ndarray, mask: np.ndarray) -> None:
+        """Raises InvalidRow if a method of a custom task gave NaN or an infinite value for an env in the mask."""
+        if self._is_custom and not np.isfinite(array).all():
+            rows = ~np.isfinite(array.reshape(len(array), -1)).all(axis=1) & mask
             if rows.any():
                 env = int(rows.argmax())
+                value = "NaN" if np.isnan(array[env]).any() else "an infinite value"
                 raise InvalidRow(
-                    f"{type(self).__name__}.{method} gave NaN in {what} for its env {env}: {array[env]}", env
+                    f"{type(self).__name__}.{method} gave {value} in {what} for its env {env}: {array[env]}", env
                 )
 
     def _check_simulations(self, method: str, mask: np.ndarray) -> None:
-        """Raises InvalidRow if a method wrote NaN to a simulation, which MuJoCo would reset without an error."""
-        for name in ("qpos", "qvel"):
-            self._check_nan(method, f"data.{name}", getattr(self.data, name), mask)
+        """Raises InvalidRow for such values in a simulation, which MuJoCo would reset without an error."""
+        if self._is_custom and not np.isfinite(self.physics.batch.state).all():
+            for name in INPUTS:
+                self._check_finite(method, f"data.{name}", self.physics.batch.bind(name), mask)
         for name, values in self.physics.varied.items():
-            self._check_nan(method, f"the model's {name}", values, mask)
+            self._check_finite(method, f"the model's {name}", values, mask)
 
     def _reset_rows(self, ids: np.ndarray, seeds: Sequence[int | None]) -> None:
         for i in ids.tolist():
@@ -479,10 +482,14 @@ class MujocoVectorEnv(VectorEnv):
         shape = (len(ids), *self.single_action_space.shape)  # type: ignore[misc]
         if actions.shape != shape:
             raise ValueError(f"actions have shape {actions.shape}, but these envs need {shape}")
-        if np.isnan(actions).any():
-            at = int(np.argmax(np.isnan(actions.reshape(len(ids), -1)).any(axis=1)))
+        if actions.dtype.kind not in "biuf":
+            raise ValueError(f"actions have dtype {actions.dtype}, but must be numbers")
+        invalid = ~np.isfinite(actions) if self._is_custom else np.isnan(actions)  # Gymnasium's tasks clip infinity
+        if invalid.any():
+            at = int(invalid.reshape(len(ids), -1).any(axis=1).argmax())
             raise InvalidRow(
-                f"the action for env {ids[at]} of this {type(self).__name__} is NaN: {actions[at]}. It stepped no env.",
+                f"the action for env {ids[at]} of this {type(self).__name__} is NaN or infinite: {actions[at]}. "
+                "It stepped no env.",
                 ids[at],
             )
         return actions
@@ -511,6 +518,7 @@ class MujocoVectorEnv(VectorEnv):
         """Restores the states that `get_state` returned for envs that were built in the same way."""
         self._assert_open()
         restore_states(self, states)
+        self._check_simulations("set_state()", self._everyone)
 
     def drop_infos(self) -> None:
         """Stops computing infos, except final observations and for overrides of `step`, `step_rows` and `reset`."""

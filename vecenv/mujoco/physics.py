@@ -37,6 +37,8 @@ if not hasattr(np, "vecdot"):
 
 
 Model: TypeAlias = "str | os.PathLike[str] | mujoco.MjSpec | mujoco.MjModel"
+INPUTS = ("qpos", "qvel", "act", "ctrl", "qfrc_applied", "xfrc_applied", "mocap_pos", "mocap_quat")
+"""Fields of MjData in the state of a simulation that a task may write."""
 _NAMED = ("actuator", "body", "geom", "joint", "sensor", "site", "tendon")
 
 
