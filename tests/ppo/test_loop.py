@@ -389,7 +389,6 @@ CAUSES = {
         TrainingDiverged,
     ),
     "an evaluation raises": ({"eval_env_kwargs": {"at": 3}, "eval_interval": 160}, vecenv.EnvError),
-    "a video raises": ({"video_interval": 160}, MemoryError),
     "on_update raises": ({}, Raises("on_update", RuntimeError("mine"))),
     "on_report runs out of memory": ({}, Raises("on_report", MemoryError())),
     "on_evaluation raises": ({"eval_interval": 160}, Raises("on_evaluation", RuntimeError("mine"))),
@@ -400,12 +399,7 @@ RESUMED = ("an env raises", "a worker dies", "a loss is NaN")
 
 
 @pytest.fixture
-def causes(monkeypatch):
-    def no_memory(players, folder, prefix, *_):
-        if prefix == "step_000000000160":
-            raise MemoryError
-
-    monkeypatch.setattr("ppo.trainer.record", no_memory)
+def causes():
     gym.register("Failing-v0", entry_point=make_failing)
     gym.register("Dying-v0", entry_point=lambda: Fails(kills_the_worker, FIVE))
     gym.register("Diverging-v0", entry_point=RewardTurnsBad)
