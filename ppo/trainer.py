@@ -14,7 +14,7 @@ import vecenv
 from ppo.algorithm.ranks import Exchange, RankLost, Ranks
 from ppo.algorithm.rollout import Collected, Collector
 from ppo.algorithm.teams import Team, team_of_envs, team_of_group
-from ppo.callbacks import Callback, Callbacks, StopTraining
+from ppo.callbacks import Callbacks, StopTraining
 from ppo.config import Config, ConfigError
 from ppo.envs import EnvSource, evaluation_envs, mask_warning, spaces_of, training_envs
 from ppo.footprint import check_mappings, check_memory
@@ -37,7 +37,7 @@ from vecenv.ingraph import InGraphVectorEnv, Rollout
 def run_training(
     config: Config,
     run: Run,
-    callback: Callback,
+    callback: Callbacks,
     *,
     envs: EnvSource = None,
     eval_envs: EnvSource = None,
@@ -65,7 +65,7 @@ def run_training(
     share = config.share(ranks.count)
     if config.is_multi_agent and ranks.count > 1:
         raise ConfigError("several ranks cannot train envs with several agents: omit --ranks")
-    status, callback = Status("building the environments"), Callbacks.of(callback)
+    status = Status("building the environments")
     callback.attach(config)
     callback.on_status(status)
     if resume:
@@ -160,11 +160,11 @@ class Trainer:
     """
 
     def __init__(
-        self, config: Config, run: Run, vector: Any, callback: Callback, source: EnvSource = None, *,
+        self, config: Config, run: Run, vector: Any, callback: Callbacks, source: EnvSource = None, *,
         resume: bool = False, status: Status | None = None, ranks: Ranks = Ranks(),  # noqa: B008
     ):  # fmt: skip
         self._status = Status("training") if status is None else status
-        self.config, self._run, self._callback, self._source = config, run, Callbacks.of(callback), source
+        self.config, self._run, self._callback, self._source = config, run, callback, source
         self._ranks, self._rank = ranks, ranks.number if ranks.count > 1 else None
         own, total = ranks.envs(config), config.num_envs
         joint = vector.joint if config.is_multi_agent else vector
@@ -391,8 +391,7 @@ class Trainer:
         if evaluation is None:
             evaluation = shown = self.evaluate()
             self._stops(lambda: self._callback.on_evaluation(env_steps, shown))
-        if self._ranks.count > 1:
-            self._ranks.texts(json.dumps(evaluation.to_json()))
+        self._ranks.texts(json.dumps(evaluation.to_json()))
         why = {} if reason is None else {"stopped": reason}
         self._run.write_evaluation({"env_steps": env_steps, **evaluation.summary(), **evaluation.to_json(), **why})
         return evaluation

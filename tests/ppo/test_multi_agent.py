@@ -17,7 +17,7 @@ import vecenv
 from ppo import Config, ConfigError, Run, RunError, evaluate_run, export, footprint
 from ppo.algorithm.teams import GroupView
 from ppo.algorithm.update import shuffled
-from ppo.callbacks import Callback
+from ppo.callbacks import Callbacks
 from ppo.envs import training_envs
 from ppo.results import video as videos
 from ppo.results.evaluation import Players, play
@@ -379,7 +379,7 @@ def test_an_evaluation_that_hangs_times_out(tmp_path):
 def test_nothing_retraces(tmp_path):
     run = Run.create(tmp_path, "run", CONFIG)
     with training_envs(CONFIG, None) as envs:
-        trainer = Trainer(CONFIG, run, envs, Callback())
+        trainer = Trainer(CONFIG, run, envs, Callbacks([]))
         trainer.begin()
         for _ in range(3):
             trainer.iterate()

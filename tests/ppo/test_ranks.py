@@ -25,7 +25,7 @@ import ppo
 from ppo import Config, ConfigError, Run, cli
 from ppo.algorithm.optimizer import Adam
 from ppo.algorithm.ranks import Cluster, Exchange, RankLost, Ranks
-from ppo.callbacks import Callback
+from ppo.callbacks import Callbacks
 from ppo.cli import launch
 from ppo.envs import training_envs
 from ppo.model.normalize import RunningMoments, statistics_of
@@ -154,7 +154,7 @@ def test_ranks_of_several_processes_compute_what_threads_of_one_process_compute(
     def work(ranks):
         run, each = Run.create(tmp_path / "threads", str(ranks.number), config), []
         with training_envs(config.share(count), None) as envs:
-            trainer = Trainer(config, run, envs, Callback(), ranks=ranks)
+            trainer = Trainer(config, run, envs, Callbacks([]), ranks=ranks)
             trainer.begin()
             while not trainer.progress.finished:
                 metrics = trainer.iterate()
