@@ -95,7 +95,13 @@ ROWS = (
     Row("lunar-lander", BOX2D, "--env LunarLander-v3", fast=True),
     Row("bipedal-walker", BOX2D, "--env BipedalWalker-v3"),
     Row("car-racing", BOX2D, "--env CarRacing-v3"),
-    Row("minigrid", ("minigrid",), "--env minigrid:MiniGrid-DoorKey-5x5-v0 --ignore-keys mission", fast=True),
+    Row(
+        "minigrid",
+        ("minigrid",),
+        "--env minigrid:MiniGrid-DoorKey-5x5-v0 "
+        """--wrappers 'FilterObservation:{"filter_keys": ["direction", "image"]}'""",
+        fast=True,
+    ),
     Row("highway", ("highway-env",), "--env highway_env:highway-fast-v0"),
     Row("ale", ("ale-py",), "--env ale_py:ALE/Pong-v5", vector=True),
     # dm_control 1.0.50 fails to load a task with mujoco 4.0

@@ -187,7 +187,7 @@ def _train(
     from ppo.run.ranks import check_same, connected, folder_of
     from ppo.trainer import run_training
 
-    with connected(config) as ranks, display_for(progress if ranks.number == 0 else False) as display:
+    with connected() as ranks, display_for(progress if ranks.number == 0 else False) as display:
         given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
         callback = Callbacks([display, *given] if ranks.number == 0 else [])
         try:

@@ -96,11 +96,6 @@ class Callbacks(Callback):
         self._started: list[Callback] = []
         self._stop: StopTraining | None = None
 
-    @staticmethod
-    def of(callback: Callback) -> Callbacks:
-        """Returns the callback itself if it combines several, or else a combination that holds only the callback."""
-        return callback if isinstance(callback, Callbacks) else Callbacks([callback])
-
     def attach(self, config: Config) -> None:
         """Gives all callbacks the settings of a run that begins, and drops what is left of an earlier run."""
         for one in self._callbacks:

@@ -47,7 +47,10 @@ _OF_MAKE = {"backend", "num_envs", "num_workers", "vector_kwargs", "wrappers"}  
 _PETTINGZOO = "pettingzoo:"
 """Prefix of the name of an environment with several agents."""
 
-_NOT_FOR_AGENTS = ("wrappers", "ignore_keys", "info_metrics")
+_NOT_FOR_AGENTS = ("wrappers", "info_metrics")
+
+_REMOVED = {"agent_ids": False, "ignore_keys": [], "rank_timeout_s": 30, "video_interval": None}
+"""Settings that stored configs may still have, with the value that has the meaning of the present version."""
 
 AT_LEAST_0, AT_LEAST_1, POSITIVE, UNIT = Range(0), Range(1), Range(0, above=True), Range(0, 1)
 
@@ -89,8 +92,6 @@ class Config:
         "Arguments of the env.")] = Kwargs()
     wrappers: Annotated[tuple[str, ...], Setting("task", help=
         '"Wrapper", "module:Wrapper" or \'Wrapper:{"size": 4}\', innermost first.')] = ()
-    ignore_keys: Annotated[tuple[str, ...], Setting("task", help=
-        "Observation keys to drop, such as outer/key.")] = ()
     info_masks: Annotated[bool, Setting("task", help="Read action masks from infos.")] = False
 
     seed: Annotated[int, Setting("run", Range(0, 2 ** 31 - 1), help="Random seed.")] = 0
@@ -107,10 +108,6 @@ class Config:
         "Evaluate with sampled actions.")] = False
     eval_env_kwargs: Annotated[Mapping[str, Any], Setting("run", resumable=True, help=
         "Overrides env_kwargs in evaluations and videos.")] = Kwargs()
-    video_interval: Annotated[int | None, Setting("run", AT_LEAST_1, resumable=True, help=
-        "Env-steps between videos. None: none.")] = None
-    rank_timeout_s: Annotated[int, Setting("run", Range(4), resumable=True, help=
-        "Seconds to wait for ranks.")] = 30
     step_timeout_s: Annotated[float | None, Setting("run", POSITIVE, resumable=True, help=
         "Seconds to wait for a step. None: forever.")] = 300.0
     on_worker_death: Annotated[Literal["raise", "restart"], Setting("run", resumable=True, help=
@@ -174,8 +171,6 @@ class Config:
 
     policies: Annotated[Literal["shared", "group"], Setting("agents", help=
         "One policy for all agents, or one per group.")] = "shared"
-    agent_ids: Annotated[bool, Setting("agents", help=
-        "Add each agent's number to its observation.")] = False
     global_state: Annotated[bool, Setting("agents", help=
         "Let the value function also read `env.state()`.")] = False
     # fmt: on
@@ -341,11 +336,12 @@ class Config:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Config:
-        """Returns the config with the JSON values of `dataclasses.asdict(config)`.
+        """Returns the config with the JSON values of `dataclasses.asdict(config)`, which may include `_REMOVED` ones.
 
         Raises:
             ConfigError: If a setting is unknown, missing or invalid.
         """
+        values = {name: value for name, value in values.items() if name not in _REMOVED or value != _REMOVED[name]}
         if unknown := sorted(values.keys() - SETTINGS.keys()):
             raise ConfigError(f"unknown settings {unknown}: they come from another version of ppo")
         if missing := sorted(SETTINGS.keys() - values.keys()):

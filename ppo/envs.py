@@ -20,7 +20,7 @@ import vecenv
 from ppo.config import Config, ConfigError
 from ppo.seeds import evaluation_seeds
 from vecenv.spaces import leaves
-from vecenv.wrappers import ACTION_MASK, ActionMaskObservation, IgnoreKeys
+from vecenv.wrappers import ACTION_MASK, ActionMaskObservation
 
 if TYPE_CHECKING:
     from vecenv.adapters.pettingzoo import ParallelVectorEnv
@@ -59,21 +59,9 @@ def evaluation_options(config: Config) -> dict[str, Any]:
 
 
 def env_options(config: Config) -> dict[str, Any]:
-    """Returns the arguments of `vecenv.make` and `vecenv.make_single` for each env: its wrappers and its own arguments.
-
-    Keys are dropped after `config.wrappers` are applied, because wrappers may add keys.
-    """
-    return {**config.env_kwargs, "wrappers": [*config.wrappers, *_own_wrappers(config)]}
-
-
-def _own_wrappers(config: Config) -> list[Wrapper]:
-    """Returns the wrappers that settings other than `wrappers` stand for, for envs with one agent."""
-    wrappers: list[Wrapper] = []
-    if config.ignore_keys:
-        wrappers.append(functools.partial(IgnoreKeys, keys=config.ignore_keys))
-    if config.info_masks and not config.is_multi_agent:
-        wrappers.append(ActionMaskObservation)
-    return wrappers
+    """Returns the arguments of `vecenv.make` and `vecenv.make_single` for each env: its own ones and its wrappers."""
+    masks = [ActionMaskObservation] if config.info_masks else []
+    return {**config.env_kwargs, "wrappers": [*config.wrappers, *masks]}
 
 
 def evaluation_config(config: Config) -> Config:
@@ -114,17 +102,15 @@ def _check_settings(config: Config, source: EnvSource, evaluated: EnvSource) -> 
     """Raises ConfigError if settings would have no effect on the envs that were passed, or need other envs."""
     settings = ["env_kwargs", "eval_env_kwargs", "wrappers"] if source is not None else []
     settings += ["eval_env_kwargs"] if source is None and evaluated is not None else []
-    settings += ["ignore_keys", "info_masks"] if isinstance(source, gym.vector.VectorEnv) else []
+    settings += ["info_masks"] if isinstance(source, gym.vector.VectorEnv) else []
     if made := [name for name in settings if getattr(config, name)]:
         raise ConfigError(
             f"{' and '.join(made)} would have no effect on the envs that were passed: apply them in the functions that "
-            "make the envs (`vecenv.wrappers.IgnoreKeys` drops keys, and `ActionMaskObservation` adds masks)"
+            "make the envs (`vecenv.wrappers.ActionMaskObservation` adds masks)"
         )
-    separate = source if evaluated is None else evaluated
-    if isinstance(separate, gym.vector.VectorEnv):
-        for name in ("eval_interval", "video_interval"):
-            if getattr(config, name) is not None and (separate is source or name == "video_interval"):
-                raise ConfigError(f"{name} needs separate envs: pass functions that make envs as eval_envs")
+    own = evaluated is None or evaluated is source
+    if config.eval_interval is not None and own and isinstance(source, gym.vector.VectorEnv):
+        raise ConfigError("eval_interval needs separate envs: pass functions that make envs as eval_envs")
 
 
 def _check_given(config: Config, source: gym.vector.VectorEnv, *, trains: bool) -> None:
@@ -168,7 +154,6 @@ def parallel_envs(
         functions_of(config, source, num_envs),
         groups="names" if config.policies == "group" else None,
         state=config.global_state,
-        agent_ids=config.agent_ids,
         info_masks=config.info_masks or None,
         wrap=wrap,
         **options,
@@ -269,17 +254,15 @@ def functions_of(config: Config, source: EnvFn | Sequence[EnvFn] | None, num_env
     if source is None:
         return [functools.partial(vecenv.make_single, config.env, **env_options(config))] * num_envs
     functions = [source] * num_envs if callable(source) else [source[i % len(source)] for i in range(num_envs)]
-    if wrappers := _own_wrappers(config):
-        return [functools.partial(_wrapped, make, wrappers) for make in functions]
+    if config.info_masks and not config.is_multi_agent:
+        return [functools.partial(_masked, make) for make in functions]
     return functions
 
 
-def _wrapped(make: EnvFn, wrappers: Sequence[Wrapper]) -> gym.Env:
+def _masked(make: EnvFn) -> gym.Env:
     env = make()
     try:
-        for wrapper in wrappers:
-            env = wrapper(env)
-        return env
+        return ActionMaskObservation(env)
     except BaseException:
         env.close()
         raise

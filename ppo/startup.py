@@ -11,7 +11,7 @@ import vecenv
 
 
 def load_tensorflow() -> None:
-    """Imports TensorFlow. Environment variables that are set keep their values.
+    """Imports TensorFlow without its messages, unless the import fails. Set environment variables keep their values.
 
     If TensorFlow is already imported, its settings stay as they are.
     """
@@ -23,14 +23,8 @@ def load_tensorflow() -> None:
     os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
     # TensorFlow's default ignores the CPU quota of a container.
     os.environ.setdefault("TF_NUM_INTRAOP_THREADS", str(vecenv.available_cores()))
-    _import_tensorflow()
-
-
-def _import_tensorflow() -> None:
-    """Imports TensorFlow and hides its messages about its build and about missing GPUs, unless the import fails.
-
-    TensorFlow writes them to the stderr descriptor before it reads any setting.
-    """
+    # TensorFlow writes messages about its build and about missing GPUs to the stderr descriptor, before it reads any
+    # setting.
     with tempfile.TemporaryFile() as notes:
         if sys.stderr is not None:
             sys.stderr.flush()

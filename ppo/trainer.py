@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import vecenv
 from ppo.algorithm.ranks import Exchange, RankLost, Ranks
 from ppo.algorithm.rollout import Collected, Collector
 from ppo.algorithm.teams import Team, team_of_envs, team_of_group
-from ppo.callbacks import Callback, Callbacks, StopTraining
+from ppo.callbacks import Callbacks, StopTraining
 from ppo.config import Config, ConfigError
 from ppo.envs import EnvSource, evaluation_envs, mask_warning, spaces_of, training_envs
 from ppo.footprint import check_mappings, check_memory
@@ -25,7 +24,6 @@ from ppo.model.checks import check_losses, check_rollout
 from ppo.model.distributions import scale_warning
 from ppo.results.evaluation import Evaluation, Players, evaluate, limit_of
 from ppo.results.policy import Policy
-from ppo.results.video import VideoError, VideoOptions, check_encoder, record
 from ppo.run.checkpoint import name_of, recorded_actions
 from ppo.run.folder import Run
 from ppo.run.metrics import Clock, MetricsWriter
@@ -39,7 +37,7 @@ from vecenv.ingraph import InGraphVectorEnv, Rollout
 def run_training(
     config: Config,
     run: Run,
-    callback: Callback,
+    callback: Callbacks,
     *,
     envs: EnvSource = None,
     eval_envs: EnvSource = None,
@@ -67,7 +65,7 @@ def run_training(
     share = config.share(ranks.count)
     if config.is_multi_agent and ranks.count > 1:
         raise ConfigError("several ranks cannot train envs with several agents: omit --ranks")
-    status, callback = Status("building the environments"), Callbacks.of(callback)
+    status = Status("building the environments")
     callback.attach(config)
     callback.on_status(status)
     if resume:
@@ -162,11 +160,11 @@ class Trainer:
     """
 
     def __init__(
-        self, config: Config, run: Run, vector: Any, callback: Callback, source: EnvSource = None, *,
+        self, config: Config, run: Run, vector: Any, callback: Callbacks, source: EnvSource = None, *,
         resume: bool = False, status: Status | None = None, ranks: Ranks = Ranks(),  # noqa: B008
     ):  # fmt: skip
         self._status = Status("training") if status is None else status
-        self.config, self._run, self._callback, self._source = config, run, Callbacks.of(callback), source
+        self.config, self._run, self._callback, self._source = config, run, callback, source
         self._ranks, self._rank = ranks, ranks.number if ranks.count > 1 else None
         own, total = ranks.envs(config), config.num_envs
         joint = vector.joint if config.is_multi_agent else vector
@@ -198,7 +196,6 @@ class Trainer:
             self._saver.resume(config)
         self._writer = MetricsWriter(run, config, self.progress.env_steps)
         self.evaluation: Evaluation | None = None
-        self._can_record = True
         self._unreported: dict[str, Any] | None = None  # metrics of the last update, until they are written
         # Views of the last rollout's slab, which the envs do not overwrite before the next rollout is complete.
         self._observed: dict[str, Any] = {}
@@ -219,9 +216,6 @@ class Trainer:
             for team in self.teams:
                 team.learner.rewards.begin()
             self.collector.begin()
-        if self.config.video_interval is not None and self._ranks.number == 0:
-            with self._without_videos():
-                check_encoder()
         progress.clock = Clock(progress.clock.wall_s, progress.env_steps)
         self._status.activity = "training"
         self.policies()
@@ -366,7 +360,7 @@ class Trainer:
         return False
 
     def report(self, metrics: dict[str, Any], *, last: bool = False) -> None:
-        """Evaluates, reports and records, each if it is due after an update. The last update is always reported."""
+        """Evaluates and reports, each if it is due after an update. The last update is always reported."""
         config, progress, callback = self.config, self.progress, self._callback
         evaluation, reports = None, last or progress.due(config.report_interval) or progress.due(config.eval_interval)
         if reports:  # restarted here, so that the next report's speed includes the time of the evaluation
@@ -381,8 +375,6 @@ class Trainer:
             callback.on_report({**metrics, **logged})
         if evaluation is not None:
             callback.on_evaluation(progress.env_steps, evaluation)
-        if self._can_record and not last and progress.due(config.video_interval) and (video := self.record()):
-            self._writer.write_video(video, progress.env_steps)
 
     def finish(self, reason: str | None) -> Evaluation:
         """Evaluates the final policy if it has not been evaluated yet, and writes its scores.
@@ -399,42 +391,20 @@ class Trainer:
         if evaluation is None:
             evaluation = shown = self.evaluate()
             self._stops(lambda: self._callback.on_evaluation(env_steps, shown))
-        if self._ranks.count > 1:
-            self._ranks.texts(json.dumps(evaluation.to_json()))
+        self._ranks.texts(json.dumps(evaluation.to_json()))
         why = {} if reason is None else {"stopped": reason}
         self._run.write_evaluation({"env_steps": env_steps, **evaluation.summary(), **evaluation.to_json(), **why})
         return evaluation
 
     def evaluate(self) -> Evaluation:
         """Evaluates the current policy on separate envs."""
-        episodes = self.config.eval_episodes
-        with self._status.playing("evaluating", episodes) as tally:
-            self.evaluation = evaluate(self._players(tally), self._source, episodes)
+        tally, limit = Tally(self.config.eval_episodes), limit_of(self.progress.episodes.longest)
+        players = Players(self.policies(), self.config, limit, self._callback.on_warning, tally)
+        with self._status.doing(tally):
+            self.evaluation = evaluate(players, self._source, self.config.eval_episodes)
         actions = recorded_actions(self.policies(), self._observed)
         self._saver.save_best(self.evaluation, actions)
         return self.evaluation
-
-    def record(self) -> Path | None:
-        """Records an episode of the current policy and returns the file, or None if recording is impossible."""
-        self._run.check_exists()
-        folder, name = self._run.path / "videos", f"step_{self.progress.env_steps:012d}"
-        with self._without_videos(), self._status.playing("recording a video", 1) as tally:
-            return record(self._players(tally), folder, name, 1, VideoOptions(), self._source)[0][0]
-        return None
-
-    def _players(self, tally: Tally) -> Players:
-        """Returns the current policies for an evaluation or a recording."""
-        limit = limit_of(self.progress.episodes.longest)
-        return Players(self.policies(), self.config, limit, self._callback.on_warning, tally)
-
-    @contextmanager
-    def _without_videos(self) -> Iterator[None]:
-        """Continues without videos, with a warning, if the block raises VideoError."""
-        try:
-            yield
-        except VideoError as error:
-            self._can_record = False
-            self._callback.on_warning(f"no more videos will be recorded: {error}")
 
     def save(self, *, periodic: bool = False, alone: bool = False) -> None:
         """Writes a checkpoint unless nothing has changed since the last one, see `Saver.save`.

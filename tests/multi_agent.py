@@ -14,6 +14,7 @@ from gymnasium import spaces
 
 pytest.importorskip("pettingzoo")
 from pettingzoo import ParallelEnv
+from pettingzoo.utils import BaseParallelWrapper
 
 
 class LeavingEnv(ParallelEnv):
@@ -221,6 +222,26 @@ class OneAgent(ParallelEnv):
         if terminated or truncated:
             self.agents = []
         return {"a_0": observation}, {"a_0": reward}, {"a_0": terminated}, {"a_0": truncated}, {"a_0": info}
+
+
+class Numbered(BaseParallelWrapper):
+    """Adds each agent's number to its observation, as a one-hot vector."""
+
+    def observation_space(self, agent):
+        number = spaces.Box(0, 1, (len(self.possible_agents),), np.float32)
+        return spaces.Dict(observation=self.env.observation_space(agent), agent_id=number)
+
+    def _numbered(self, observations):
+        numbers = dict(zip(self.possible_agents, np.eye(len(self.possible_agents), dtype=np.float32), strict=True))
+        return {name: {"observation": seen, "agent_id": numbers[name]} for name, seen in observations.items()}
+
+    def reset(self, seed=None, options=None):
+        observations, infos = super().reset(seed=seed, options=options)
+        return self._numbered(observations), infos
+
+    def step(self, actions):
+        observations, *others = super().step(actions)
+        return self._numbered(observations), *others
 
 
 class Rings(ParallelEnv):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
 import shlex
@@ -81,12 +80,7 @@ class Arguments:
 def parse(argv: Sequence[str]) -> tuple[Arguments, Config]:
     """Parses a command line. Settings without a flag come from the run to resume, the preset or the defaults."""
     # The defaults of the settings depend on these flags, so they are parsed first.
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    first.add_argument("--config")
-    first.add_argument("--resume", type=Path)
-    first.add_argument("--logdir", type=Path, default=Path("runs"))
-    first.add_argument("--trust-modules", "--trust_modules", action="store_true")
-    known, _ = first.parse_known_args(argv)
+    known, _ = tyro.cli(Arguments, args=list(argv), prog="ppo train", add_help=False, return_unknown_args=True)
     if known.resume is None:
         return _parse(argv, Config() if known.config is None else preset(known.config))
     run = Run.open(known.resume, known.logdir, trust_modules=known.trust_modules)
@@ -118,16 +112,12 @@ def grouped(config: Config) -> list[Any]:
     """Returns the settings as one dataclass instance per help group, for tyro. `settings_of` is the inverse."""
     groups = []
     for group, names in itertools.groupby(SETTINGS, key=lambda name: SETTINGS[name].group):
-        fields: list[tuple[str, Any, Any]] = [
-            (name, Annotated[_flag_type(name), _described(name)], getattr(config, name)) for name in names
-        ]
+        fields: list[tuple[str, Any, Any]] = []
+        for name in names:
+            flag = tyro.conf.arg(help=described(name), metavar=METAVARS.get(TYPES[name]), help_behavior_hint=_hint)
+            fields.append((name, Annotated[_flag_type(name), flag], getattr(config, name)))
         groups.append(dataclasses.make_dataclass(group, fields, frozen=True, namespace={"__doc__": ""})())
     return groups
-
-
-def _described(name: str) -> Any:
-    """Returns the help text of a setting for tyro."""
-    return tyro.conf.arg(help=described(name), metavar=METAVARS.get(TYPES[name]), help_behavior_hint=_hint)
 
 
 def _flag_type(name: str) -> Any:

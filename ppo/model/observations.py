@@ -9,7 +9,9 @@ entry `action_mask` of a Dict specifies which discrete actions are allowed and i
 
 from __future__ import annotations
 
+import json
 import math
+import shlex
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -314,14 +316,15 @@ def check_readable(space: gym.Space) -> None:
     """Raises if no network can read a leaf of an observation space.
 
     Raises:
-        vecenv.UnsupportedSpace: The message names the leaf and the setting that drops it.
+        vecenv.UnsupportedSpace: The message names the leaf and the wrapper that drops it.
     """
     for path, leaf in leaves(space):
         if isinstance(leaf, FIXED_SPACES):
             continue
         name, advice = "/".join(map(str, path)), "Wrap"
         if path and all(isinstance(pick(space, path[:depth]), spaces.Dict) for depth in range(len(path))):
-            advice = f"Drop it with --ignore-keys {name} (in Python: ignore_keys=({name!r},)), or wrap"
+            wrapper = f'vecenv.wrappers:IgnoreKeys:{{"keys": {json.dumps([name])}}}'
+            advice = f"Drop it with --wrappers {shlex.quote(wrapper)}, or wrap"
         raise vecenv.UnsupportedSpace(
             f"ppo has no network for the observation space {leaf} of {name or 'observation'!r}: it needs Box, "
             f"Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these. {advice} the env so that it returns "

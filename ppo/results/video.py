@@ -1,7 +1,7 @@
 """Videos of the deterministic policy as MP4 or GIF files, rendered without a display.
 
-The env renders and encodes in a worker process. Workers import this module but must not load TensorFlow, so only
-functions that need TensorFlow import it.
+The env renders and encodes in a worker process, because Mesa's OpenGL crashes in a process that has loaded TensorFlow.
+Workers import this module but must not load TensorFlow, so only functions that need TensorFlow import it.
 """
 
 from __future__ import annotations
@@ -134,34 +134,23 @@ def record_run(
         RunError: If the run has no checkpoint that can be read.
         VideoError: If no video can be recorded.
     """
+    from ppo.envs import sentence_of
     from ppo.results.evaluation import load_players
 
-    run = Run.open(run)
-    players = load_players(run, envs, episodes, checkpoint, warn, tally, **({} if seed is None else {"seed": seed}))
-    return record(players, Path(folder), run.path.resolve().name, episodes, VideoOptions(**options), envs)
-
-
-def record(
-    players: Players, folder: Path, prefix: str, episodes: int, options: VideoOptions, envs: EnvSource = None
-) -> tuple[list[Path], Evaluation]:
-    """Plays episodes with the most likely actions and writes `folder/PREFIX-episode-K.FORMAT`, see `record_run`.
-
-    The env renders in a worker process, because Mesa's OpenGL crashes in a process that has loaded TensorFlow.
-    """
-    from ppo.envs import sentence_of
-
-    options.check()
-    check_encoder()
-    folder = folder.absolute()  # ffmpeg takes the start of a relative path for a flag or a protocol: "-x", "a:b"
+    how, run = VideoOptions(**options), Run.open(run)
+    how.check()
+    _check_encoder()
     # The env of a restarted worker would begin its files again.
-    config = dataclasses.replace(players.config, sample=False, on_worker_death="raise")
-    players = dataclasses.replace(players, config=config)
-    makers = _functions_that_render(config, envs, episodes)
+    settings = {"sample": False, "on_worker_death": "raise", **({} if seed is None else {"seed": seed})}
+    players = load_players(run, envs, episodes, checkpoint, warn, tally, **settings)
+    config, makers = players.config, _functions_that_render(players.config, envs, episodes)
+    folder = Path(folder).absolute()  # ffmpeg takes the start of a relative path for a flag or a protocol: "-x", "a:b"
     try:
         with part_of(folder) as part:
-            recorder = functools.partial(_Recorder, part, -(-episodes // len(makers)), options)
+            recorder = functools.partial(_Recorder, part, -(-episodes // len(makers)), how)
             recorded, evaluation = _play(players, makers, episodes, recorder)
-            files = [folder / f"{prefix}-episode-{number}.{options.format}" for number in range(len(recorded))]
+            prefix = run.path.resolve().name
+            files = [folder / f"{prefix}-episode-{number}.{how.format}" for number in range(len(recorded))]
             for before, after in zip(recorded, files, strict=True):
                 os.replace(before, after)
             return files, evaluation
@@ -172,7 +161,7 @@ def record(
         raise VideoError(f"cannot write videos into {folder}: {error}. Choose another folder (--outdir).") from error
 
 
-def check_encoder() -> None:
+def _check_encoder() -> None:
     """Raises VideoError if ffmpeg or a package that videos need is missing."""
     try:
         import imageio_ffmpeg

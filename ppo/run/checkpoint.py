@@ -48,7 +48,7 @@ class Checkpoints:
         self._state = tf.train.Checkpoint(**objects)
 
     def save(
-        self, step: int, progress: dict[str, Any], env_states: Any = None, actions: Recorded | None = None, *,
+        self, step: int, progress: dict[str, Any], env_states: bytes | None = None, actions: Recorded | None = None, *,
         best: bool = False,
     ) -> Path:  # fmt: skip
         """Writes a checkpoint, removes all but the newest `KEEP`, and returns the new checkpoint's folder.
@@ -58,7 +58,7 @@ class Checkpoints:
         Args:
             step: Env-steps so far, which are part of the checkpoint's name.
             progress: JSON values to store with the tensors.
-            env_states: Result of the envs' `get_state`, if any.
+            env_states: States of the envs, as `vecenv.state.dumps` returns them, if any.
             actions: Actions of the policy, see `recorded_actions`, if any.
             best: Whether to replace the checkpoint `best`. The other checkpoints are then unchanged.
         """
@@ -72,7 +72,7 @@ class Checkpoints:
             self._state.write(str(part / "state"))
             (part / "progress.json").write_text(json.dumps(progress))
             if env_states is not None:
-                vecenv.state.save(part / ENV_STATES, env_states)
+                (part / ENV_STATES).write_bytes(env_states)
             if actions:
                 np.savez_compressed(part / ACTIONS, allow_pickle=False, **actions)
             for file in part.iterdir():

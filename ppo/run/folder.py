@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import fcntl
 import importlib.metadata
 import itertools
 import json
@@ -12,7 +13,6 @@ import platform
 import secrets
 import shutil
 import stat
-import sys
 import tempfile
 import time
 import warnings
@@ -28,9 +28,6 @@ from gymnasium import spaces
 import vecenv
 from ppo.config import RESUMABLE, SETTINGS, Config, ConfigError
 from vecenv.spaces import children
-
-if sys.platform != "win32":
-    import fcntl
 
 PACKAGES = ("vecenv-ppo", "tensorflow", "gymnasium", "numpy", "mujoco", "cloudpickle")  # in versions.json
 
@@ -103,8 +100,7 @@ class Run:
             raise RunError(f"cannot write into {self.path}: {error}. Resume a writable copy of it.") from error
         with file:
             try:
-                if sys.platform != "win32":
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 # Local file systems and NFS return EWOULDBLOCK; some CIFS clients return EACCES.
                 if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
@@ -335,7 +331,7 @@ def is_pattern(path: Path) -> bool:
 
     It can write there. `*`, `?` and all other characters are harmless, because such a pattern matches its own text.
     """
-    return any(character in str(path) for character in ("[", "\\" if os.sep == "/" else "["))
+    return any(character in str(path) for character in "[\\")
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import itertools
 import json
 import math
 import os
@@ -13,14 +12,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from tensorboard.plugins.hparams import api as hparams
-from tensorboard.plugins.image import metadata as image_plugin
 
 from ppo.config import Config
 from ppo.run import infos
@@ -28,9 +25,6 @@ from ppo.run.folder import Run, RunError, write_atomically
 from vecenv.ingraph import Rollout
 
 WINDOW = 100  # episodes over which returns and lengths are averaged
-MAX_FRAMES = 100  # of a video in TensorBoard, which loads the whole video at once
-MAX_SIDE = 240  # pixels of the longer side of such a video
-
 
 GROUPS: dict[str | None, tuple[str, ...]] = {
     None: ("env_steps",),  # TensorBoard's horizontal axis
@@ -241,23 +235,6 @@ class MetricsWriter:
                     if value is not None and groups[name] is not None:
                         tf.summary.scalar(f"{groups[name]}/{name}", value)
 
-    def write_video(self, file: Path, env_steps: int) -> None:
-        """Shows an MP4 in TensorBoard, as an animated GIF that holds some of its frames and pixels."""
-        import imageio.v3 as imageio
-        import imageio_ffmpeg
-
-        self._run.check_exists()
-        with self._raising():
-            count, _ = imageio_ffmpeg.count_frames_and_secs(str(file))
-            frames = itertools.islice(imageio.imiter(file, plugin="FFMPEG"), 0, None, -(-count // MAX_FRAMES))
-            small = np.stack([_downscaled(frame) for frame in frames])
-            gif = imageio.imwrite("<bytes>", small, extension=".gif", duration=50, loop=0)
-            # The event equals that of tf.summary.image, except that the image is a GIF, which TensorBoard animates.
-            metadata = image_plugin.create_summary_metadata(display_name=None, description="the deterministic policy")
-            tensor = tf.constant([str(small.shape[2]), str(small.shape[1]), gif])
-            with self._events.as_default(step=env_steps):
-                tf.summary.write("video/deterministic", tensor, metadata=metadata)
-
     def close(self) -> None:
         """Flushes and closes both files."""
         self._file.close()
@@ -279,8 +256,3 @@ def _is_until(line: str, env_steps: int) -> bool:
         return json.loads(line)["env_steps"] <= env_steps
     except (ValueError, KeyError, TypeError):
         return False  # the incomplete last line of a killed run
-
-
-def _downscaled(frame: np.ndarray) -> np.ndarray:
-    step = -(-max(frame.shape) // MAX_SIDE)
-    return frame[::step, ::step].copy()  # a view would keep the whole frame in memory

@@ -12,6 +12,7 @@ from ppo.config import Config
 from ppo.run.folder import Run, RunError
 
 OWN = "vecenv.atari:Atari/"  # prefix of the ids of this project's Atari games, which need no trust
+WRAPPERS = ("gymnasium.wrappers", "vecenv.wrappers")  # modules that need no trust either
 
 
 def modules_of(config: Config, *, env: bool = True) -> dict[str, str]:
@@ -29,7 +30,7 @@ def modules_of(config: Config, *, env: bool = True) -> dict[str, str]:
         ids = [config.env, *(str(kwargs.get("env_id", "")) for kwargs in (config.env_kwargs, config.eval_env_kwargs))]
         found |= {f"env={name!r}": name.rpartition(":")[0] for name in ids if ":" in name and not name.startswith(OWN)}
     wrappers = {text: vecenv.NamedWrapper(text).module for text in config.wrappers}
-    return found | {f"wrapper {text!r}": name for text, name in wrappers.items() if name != "gymnasium.wrappers"}
+    return found | {f"wrapper {text!r}": name for text, name in wrappers.items() if name not in WRAPPERS}
 
 
 def config_to_load(run: Run, *, env: bool = True) -> Config:

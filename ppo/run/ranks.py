@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 TF_CONFIG = "TF_CONFIG"
 COPIES = "PPO_COPIES"  # variable with the folder in which `copy_folder` creates folders; the launcher removes it
-STARTS = 10  # number of timeouts (`rank_timeout_s`) that a rank waits for the other ranks to start
+TIMEOUT_S = 30.0  # after which a silent rank is lost, see `Cluster`
+START_S = 300.0  # that a rank waits for the other ranks to start
 SLURM_PORTS = range(16384, 32768)  # of rank 0 in Slurm jobs; below the ports that Linux gives to outgoing connections
 
 
@@ -81,10 +82,10 @@ def use_slurm() -> None:
 
 
 @contextmanager
-def connected(config: Config) -> Iterator[Ranks]:
+def connected() -> Iterator[Ranks]:
     """Connects to the other ranks that `TF_CONFIG` lists, and yields the ranks of this run.
 
-    Raises ConnectionError if another rank has not started within `STARTS` timeouts.
+    Raises ConnectionError if another rank has not started within `START_S` seconds.
     """
     from ppo.algorithm.ranks import Cluster, Ranks
 
@@ -92,17 +93,14 @@ def connected(config: Config) -> Iterator[Ranks]:
     if len(addresses) < 2:
         yield Ranks()
         return
-    seconds, others = STARTS * config.rank_timeout_s, ", ".join(addresses)
-    print(f"rank {number} of {len(addresses)} waits up to {seconds} s for {others}", file=sys.stderr, flush=True)
-    cluster = Cluster(addresses, number, start_s=seconds, timeout_s=config.rank_timeout_s)
-    with closing(cluster):
+    others = ", ".join(addresses)
+    print(f"rank {number} of {len(addresses)} waits up to {START_S:g} s for {others}", file=sys.stderr, flush=True)
+    with closing(Cluster(addresses, number, start_s=START_S, timeout_s=TIMEOUT_S)) as cluster:
         yield cluster
 
 
 def check_same(ranks: Ranks, config: Config) -> None:
     """Raises ConfigError on every rank unless all have the same settings and versions."""
-    if ranks.count == 1:
-        return
     own = {**versions(), **dataclasses.asdict(config)}
     facts = [json.loads(text) for text in ranks.texts(json.dumps(own))]
     for number, other in enumerate(facts):

@@ -6,7 +6,6 @@ import json
 import multiprocessing
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -156,27 +155,14 @@ class Saver:
             states, why_fresh = None, "one rank saved the run because it failed"
         elif self._ranks.count > 1:
             states, why_fresh = self._of_all_ranks(states, why_fresh)
-        path = None
+        steps = self._progress.env_steps
         if self._ranks.number == 0:
-            path, states = self._write(actions, states, why_fresh)
-        self._saved_steps, self._complete = self._progress.env_steps, states is not None or not periodic
-        if path is not None:
-            self._callback.on_checkpoint(self._progress.env_steps, path)
+            path = self._checkpoints.save(steps, {**self._progress.to_json(), "why_fresh": why_fresh}, states, actions)
+        self._saved_steps, self._complete = steps, states is not None or not periodic
+        if self._ranks.number == 0:
+            self._callback.on_checkpoint(steps, path)
         if fault is not None and periodic:
             raise fault
-
-    def _write(self, actions: Recorded, states: Any, why_fresh: str | None) -> tuple[Path, Any]:
-        """Writes a checkpoint, if possible with env states; returns its folder and the states that it holds."""
-        steps, values = self._progress.env_steps, self._progress.to_json()
-        try:
-            return self._checkpoints.save(steps, {**values, "why_fresh": why_fresh}, states, actions), states
-        except RunError:
-            raise
-        except Exception as error:
-            if states is None:
-                raise
-            values["why_fresh"] = self._omit_states(error)
-            return self._checkpoints.save(steps, values, actions=actions), None
 
     def save_best(self, evaluation: Evaluation, actions: Recorded) -> None:
         """Saves an evaluated policy as the checkpoint "best", unless an earlier one had a higher mean return.
@@ -192,10 +178,8 @@ class Saver:
             self._checkpoints.save(steps, values, actions=actions, best=True)
             self._best = return_mean
 
-    def _states_of_envs(
-        self, periodic: bool, dropped: bool
-    ) -> tuple[list[dict[str, Any]] | None, str | None, Exception | None]:
-        """Returns the states of the envs, or the reason why there are none, and the error if the envs are broken."""
+    def _states_of_envs(self, periodic: bool, dropped: bool) -> tuple[bytes | None, str | None, Exception | None]:
+        """Returns the serialized states of the envs, or why there are none, and the error if the envs are broken."""
         if self._not_restorable is not None:
             return None, self._not_restorable, None
         if dropped:
@@ -206,7 +190,7 @@ class Saver:
             return None, f"saving them took {self._states_s:.1f} s, so it was postponed to the end of the run", None
         start = time.perf_counter()
         try:
-            return self._envs.get_state(), None, None
+            return vecenv.state.dumps(self._envs.get_state()), None, None
         except (vecenv.WorkerDied, vecenv.StateError, multiprocessing.TimeoutError) as error:
             return None, str(error), error
         except Exception as error:  # env states are optional: an env's exception must not lose the learner's state
@@ -214,21 +198,12 @@ class Saver:
         finally:
             self._states_s = time.perf_counter() - start
 
-    def _of_all_ranks(
-        self, states: list[dict[str, Any]] | None, why_fresh: str | None
-    ) -> tuple[list[dict[str, Any]] | None, str | None]:
+    def _of_all_ranks(self, states: bytes | None, why_fresh: str | None) -> tuple[bytes | None, str | None]:
         """Returns the env states of all ranks, rank 0 first, or None and the reason of the first rank without."""
-        content = b""
-        if states is not None:
-            try:
-                content = vecenv.state.dumps(states)
-            except TypeError as error:
-                why_fresh = self._omit_states(error)
-        reasons = self._ranks.texts(why_fresh or "")
-        contents = self._ranks.messages(content)
+        reasons, of_ranks = self._ranks.texts(why_fresh or ""), self._ranks.messages(states or b"")
         if why_fresh := next(filter(None, reasons), None):
             return None, why_fresh
-        return [state for content in contents for state in vecenv.state.loads(content)], None
+        return vecenv.state.dumps([state for one in of_ranks for state in vecenv.state.loads(one)]), None
 
     def _omit_states(self, error: Exception) -> str:
         """Warns that checkpoints will not hold env states, stops trying to save them, and returns the reason."""

@@ -48,13 +48,6 @@ class Status:
         finally:
             self.activity = before
 
-    @contextmanager
-    def playing(self, doing: str, episodes: int) -> Iterator[Tally]:
-        """Announces an evaluation or a recording, and yields the tally that the block must update."""
-        tally = Tally(episodes, doing)
-        with self.doing(tally):
-            yield tally
-
 
 @dataclass(frozen=True)
 class Collecting:

@@ -1,4 +1,4 @@
-"""Tests of runs on an unregistered env with arguments, wrappers and ignored keys, from training to videos."""
+"""Tests of runs on an unregistered env with arguments and wrappers, from training to videos."""
 
 import dataclasses
 import functools
@@ -15,6 +15,7 @@ import tensorflow as tf
 import ppo
 import vecenv
 from ppo import Config, ConfigError, Run, RunError, evaluate_run, record_run
+from ppo.run.modules import config_to_load
 from tests.helpers import subclasses_of
 from tests.ppo.envs import Broken, Counted, StrictTaxi
 from tests.ppo.runs import command, only_run, parsed, reports, train, untrained_run
@@ -80,16 +81,17 @@ def module(tmp_path, monkeypatch):
     sys.modules.pop(name, None)
 
 
+IGNORING = 'vecenv.wrappers:IgnoreKeys:{"keys": ["mission", "sight/words"]}'
+
+
 def settings_of(module):
     """Returns settings for the module's env as the words of a command line and as a `Config`."""
-    wrappers = [f'{module}:Near:{{"size": 3}}', "RecordEpisodeStatistics", f"{module}:Plus"]
+    wrappers = [f'{module}:Near:{{"size": 3}}', "RecordEpisodeStatistics", f"{module}:Plus", IGNORING]
     words = ["--env", f"{module}:Told", "--env-kwargs", "length=7", "reward=0.5", "--wrappers", *wrappers]
-    words += ["--ignore-keys", "mission", "sight/words"]
     config = Config(
         env=f"{module}:Told",
         env_kwargs={"length": 7, "reward": 0.5},
         wrappers=tuple(wrappers),
-        ignore_keys=("mission", "sight/words"),
     )
     return words, config
 
@@ -102,8 +104,8 @@ def test_a_run_on_an_unregistered_env_is_trained_evaluated_filmed_exported_and_r
     report = reports(run)[-1]
     assert report["length_mean"] == 7 and 7 <= report["return_mean"] <= 10.5
     values = json.loads((run.path / "config.json").read_text())
-    assert values["env_kwargs"] == {"length": 7, "reward": 0.5} and values["ignore_keys"] == ["mission", "sight/words"]
-    assert values["wrappers"] == [f'{module}:Near:{{"size": 3}}', "RecordEpisodeStatistics", f"{module}:Plus"]
+    assert values["env_kwargs"] == {"length": 7, "reward": 0.5}
+    assert values["wrappers"] == settings_of(module)[0][6:]
     near = gym.spaces.Box(-10, 10, (6,))
     assert run.read_spaces()[""][0] == gym.spaces.Dict(sight=gym.spaces.Dict(near=near))
 
@@ -127,31 +129,6 @@ def test_a_run_on_an_unregistered_env_is_trained_evaluated_filmed_exported_and_r
     assert run.read_config().total_steps == 192
 
 
-def test_functions_that_make_envs_may_ignore_keys_too(tmp_path):
-    box = gym.spaces.Box(-1, 1, (2,))
-    left = gym.spaces.Dict(near=box)
-
-    def make():
-        env = gym.Env()
-        env.observation_space = gym.spaces.Dict(near=box, mission=gym.spaces.Text(4))
-        env.action_space = gym.spaces.Discrete(2)
-        env.steps = 0
-        seen = {"near": np.zeros(2, np.float32), "mission": "go"}
-        env.reset = lambda **options: (seen, {})
-
-        def step(action):
-            env.steps += 1
-            return seen, 1.0, env.steps % 3 == 0, False, {}
-
-        env.step = step
-        return env
-
-    config = dict(ignore_keys=("mission",), num_envs=2, num_steps=8, minibatch_size=16, num_workers=0)
-    run = untrained_run(tmp_path / "runs", left, gym.spaces.Discrete(2), **config)
-    for envs in (make, [make] * 2):
-        assert evaluate_run(run, 2, envs=envs).lengths.tolist() == [3, 3]
-
-
 def test_settings_that_cannot_apply_to_given_envs_are_an_error(tmp_path):
     kwargs = {"env_kwargs": {"a": 1}, "eval_env_kwargs": {"b": 1}}
     config = Config(wrappers=("TimeAwareObservation",), num_envs=2, minibatch_size=64, **kwargs)
@@ -159,26 +136,27 @@ def test_settings_that_cannot_apply_to_given_envs_are_an_error(tmp_path):
         ConfigError, match="env_kwargs and eval_env_kwargs and wrappers would have no effect on the env"
     ):
         ppo.train(config, envs=lambda: gym.make("CartPole-v1"), logdir=tmp_path)
-    config = Config(ignore_keys=("a",), num_envs=2, minibatch_size=64)
-    message = r"ignore_keys would have no effect.*vecenv\.wrappers\.IgnoreKeys"
-    with (
-        vecenv.make("CartPole-v1", 2, vector_kwargs=ppo.vector_options(config)) as envs,
-        pytest.raises(ConfigError, match=message),
-    ):
-        ppo.train(config, envs=envs, logdir=tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
-    ("ignored", "name", "space"),
-    [((), "mission", "Text"), (("mission",), "sight/words", "Sequence")],
+    ("wrappers", "name", "space"),
+    [((), "mission", "Text"), (('FilterObservation:{"filter_keys": ["sight"]}',), "sight/words", "Sequence")],
 )
-def test_a_key_that_no_network_can_read_is_named_with_the_flag_that_drops_it(module, tmp_path, ignored, name, space):
-    config = Config(env=f"{module}:Told", ignore_keys=ignored, num_envs=2, num_workers=1, minibatch_size=64)
-    flag = re.escape(f"Drop it with --ignore-keys {name} (in Python: ignore_keys=('{name}',)), or wrap the env")
+def test_a_key_that_no_network_can_read_is_named_with_the_wrapper_that_drops_it(
+    module, tmp_path, wrappers, name, space
+):
+    config = Config(env=f"{module}:Told", wrappers=wrappers, num_envs=2, num_workers=1, minibatch_size=64)
+    flag = re.escape(f'Drop it with --wrappers \'vecenv.wrappers:IgnoreKeys:{{"keys": ["{name}"]}}\', or wrap the env')
     with pytest.raises(vecenv.UnsupportedSpace, match=rf"no network for the observation space {space}.*{flag}"):
         ppo.train(config, logdir=tmp_path / "runs")
     assert not list((tmp_path / "runs").iterdir())
+
+
+def test_wrappers_of_gymnasium_and_vecenv_need_no_trust(tmp_path):
+    settings = {"wrappers": ("TimeAwareObservation", IGNORING), "env": "CartPole-v1"}
+    run = untrained_run(tmp_path, gym.spaces.Box(-1, 1, (5,)), gym.spaces.Discrete(2), **settings)
+    assert config_to_load(run).wrappers == settings["wrappers"]
 
 
 def test_flags_of_the_env_are_read_and_a_resumed_run_keeps_them(module, tmp_path):
@@ -357,7 +335,8 @@ def test_masks_in_infos_hold_in_training_evaluations_policies_and_exports(tmp_pa
     )  # StrictTaxi raises if an action is masked
     run = only_run(tmp_path / "runs")
     run = Run.open(run.path, trust_modules=True)
-    assert evaluate_run(run, 2, seed=1).lengths.tolist() == [20, 20]
+    for envs in (None, StrictTaxi, [StrictTaxi] * 2):
+        assert evaluate_run(run, 2, seed=1, envs=envs).lengths.tolist() == [20, 20]
     policy = ppo.load_policy(run)
     artifact = tf.saved_model.load(str(ppo.export(run, tmp_path / "exports", "savedmodel")[0]))
     env = StrictTaxi()

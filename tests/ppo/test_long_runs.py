@@ -212,10 +212,9 @@ NEVER = 10**9
         ({"report_interval": 128}, ()),
         ({"report_interval": NEVER, "checkpoint_interval": 128}, ()),
         pytest.param({"report_interval": NEVER, "eval_interval": 128}, (), marks=pytest.mark.slow),
-        pytest.param({"report_interval": NEVER, "video_interval": 128}, (), marks=pytest.mark.slow),
         ({"report_interval": NEVER}, (Stops(),)),
     ],
-    ids=["report", "checkpoint", "evaluation", "video", "stop"],
+    ids=["report", "checkpoint", "evaluation", "stop"],
 )
 def test_a_run_whose_folder_is_gone_ends_at_its_next_write(tmp_path, settings, stop, moved):
     config = dataclasses.replace(CONFIG, env="CartPole-v1", num_workers=0, **settings)

@@ -68,7 +68,7 @@ class Thousands(gym.Env):
 @contextmanager
 def trainer_of(folder, config, source=None):
     with training_envs(config, source) as vector:
-        trainer = Trainer(config, Run.create(folder, "run", config), vector, Callback(), source)
+        trainer = Trainer(config, Run.create(folder, "run", config), vector, Callbacks([]), source)
         with closing(trainer):
             trainer.begin()
             yield trainer
@@ -100,12 +100,12 @@ def test_the_error_of_a_diverging_run_says_where_and_no_later_checkpoint_is_save
     config = dataclasses.replace(CONFIG, normalize_rewards=False)
     run = Run.create(tmp_path, "x", config)
     with pytest.raises(TrainingDiverged, match=message):
-        run_training(config, run, Callback())
+        run_training(config, run, Callbacks([]))
     assert checkpoints(run)[-1].name == "step_000000000160"
     # The last checkpoint is valid. The restored envs continue exactly where they stopped, so they reach the same fault.
     assert evaluate_run(run, 3).lengths.tolist() == [20, 20, 20]
     with pytest.raises(TrainingDiverged, match=message):
-        run_training(config, run, Callback(), resume=True)
+        run_training(config, run, Callbacks([]), resume=True)
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["functions", "a vector env"])
@@ -243,7 +243,7 @@ def test_runs_are_the_same_with_envs_in_cpp_or_python_and_with_or_without_worker
     )
     for i, how in enumerate(({}, *hows)):
         run = Run.create(tmp_path, str(i), hopper)
-        run_training(dataclasses.replace(hopper, **{"num_workers": None, **how}), run, Callback())
+        run_training(dataclasses.replace(hopper, **{"num_workers": None, **how}), run, Callbacks([]))
         found.append(reports(run, times=False))
     assert len(found[0]) == 10 and all(rows == found[0] for rows in found)
 
@@ -273,7 +273,6 @@ def test_the_time_of_an_evaluation_is_included_in_the_speed_of_the_next_report(t
         progress=progress,
         evaluate=evaluate,
         _callback=Callbacks([]),
-        _can_record=True,
         _writer=SimpleNamespace(write=lambda report, logged: rows.append(report)),
     )
     for _ in range(2):
@@ -300,7 +299,7 @@ def test_the_error_of_a_failed_rollout_names_the_step(tmp_path, fails, error, nu
     config = dataclasses.replace(CONFIG, step_timeout_s=5, num_workers=num_workers)
     run = Run.create(tmp_path, "fails", config)
     with pytest.raises(error) as caught:
-        run_training(config, run, Callback(), envs=[functools.partial(Fails, fails)] * 2)
+        run_training(config, run, Callbacks([]), envs=[functools.partial(Fails, fails)] * 2)
     assert caught.value.__notes__[-1:] == ["This was step 3 of the rollout that began after 0 env-steps."]
 
 
@@ -393,7 +392,6 @@ CAUSES = {
         TrainingDiverged,
     ),
     "an evaluation raises": ({"eval_env_kwargs": {"at": 3}, "eval_interval": 160}, vecenv.EnvError),
-    "a video raises": ({"video_interval": 160}, MemoryError),
     "on_update raises": ({}, Raises("on_update", RuntimeError("mine"))),
     "on_report runs out of memory": ({}, Raises("on_report", MemoryError())),
     "on_evaluation raises": ({"eval_interval": 160}, Raises("on_evaluation", RuntimeError("mine"))),
@@ -406,12 +404,7 @@ QUICK |= {"an interrupt arrives in a callback"}
 
 
 @pytest.fixture
-def causes(monkeypatch):
-    def no_memory(players, folder, prefix, *_):
-        if prefix == "step_000000000160":
-            raise MemoryError
-
-    monkeypatch.setattr("ppo.trainer.record", no_memory)
+def causes():
     gym.register("Failing-v0", entry_point=make_failing)
     gym.register("Dying-v0", entry_point=lambda: Fails(kills_the_worker, FIVE))
     gym.register("Diverging-v0", entry_point=RewardTurnsBad)
@@ -507,13 +500,13 @@ def test_an_exception_while_env_states_are_saved_is_reported_once_and_training_c
     config, notes = dataclasses.replace(CONFIG, total_steps=96, num_workers=num_workers), Notes()
     run = Run.create(tmp_path, "unwilling", config)
     envs = [functools.partial(Unwilling, raises_value_error)] * 2
-    assert run_training(config, run, notes, envs=envs).evaluation is not None
+    assert run_training(config, run, Callbacks([notes]), envs=envs).evaluation is not None
     assert [path.name for path in checkpoints(run)] == [f"step_{n:012d}" for n in (32, 64, 96)]
     (warning,) = notes.warnings
     assert "a resumed run begins fresh episodes" in warning and "ValueError: the motor is on fire" in warning
     assert "Traceback" not in warning
     longer = dataclasses.replace(config, total_steps=128)
-    run_training(longer, run, notes, envs=envs, resume=True)
+    run_training(longer, run, Callbacks([notes]), envs=envs, resume=True)
     assert checkpoints(run)[-1].name == "step_000000000128"
 
 
@@ -523,22 +516,22 @@ def test_training_progress_survives_a_worker_death_while_env_states_are_saved(tm
     run, envs = Run.create(tmp_path, "dies", config), [functools.partial(Unwilling, kills_the_worker)] * 2
     if periodic:
         with pytest.raises(vecenv.WorkerDied, match="exited with code 3"):
-            run_training(config, run, Callback(), envs=envs)
+            run_training(config, run, Callbacks([]), envs=envs)
     else:  # no training remains
-        assert run_training(config, run, Callback(), envs=envs).evaluation is not None
+        assert run_training(config, run, Callbacks([]), envs=envs).evaluation is not None
     (path,) = checkpoints(run)
     progress = json.loads((path / "progress.json").read_text())
     assert path.name == "step_000000000032" and "exited with code 3" in progress["why_fresh"]
 
 
 def test_training_progress_survives_env_states_that_cannot_be_written(tmp_path, monkeypatch):
-    def save(path, states):
+    def dumps(states):
         raise RecursionError("maximum recursion depth exceeded")
 
-    monkeypatch.setattr(vecenv.state, "save", save)
+    monkeypatch.setattr(vecenv.state, "dumps", dumps)
     config, notes = dataclasses.replace(CONFIG, env="CartPole-v1", total_steps=96), Notes()
     run = Run.create(tmp_path, "deep", config)
-    run_training(config, run, notes)
+    run_training(config, run, Callbacks([notes]))
     assert sorted(path.name[:5] for path in run.checkpoints.iterdir()) == ["best", *["step_"] * 3]
     assert len(notes.warnings) == 1 and "RecursionError" in notes.warnings[0]
 

@@ -17,7 +17,7 @@ import vecenv
 from ppo import Config, ConfigError, Run, RunError, evaluate_run, export, footprint
 from ppo.algorithm.teams import GroupView
 from ppo.algorithm.update import shuffled
-from ppo.callbacks import Callback
+from ppo.callbacks import Callbacks
 from ppo.envs import training_envs
 from ppo.results import video as videos
 from ppo.results.evaluation import Players, play
@@ -28,7 +28,7 @@ from tests.ppo.test_learner import parts_of_group
 
 pytest.importorskip("pettingzoo")
 
-from tests.multi_agent import BadReward, Breaks, Drawn, HangsInEvaluation, Higher, LeavingEnv, Relay, Rings
+from tests.multi_agent import BadReward, Breaks, Drawn, HangsInEvaluation, Higher, LeavingEnv, Numbered, Relay, Rings
 from vecenv.adapters.pettingzoo import ParallelVectorEnv
 from vecenv.ingraph import InGraphVectorEnv
 
@@ -71,7 +71,7 @@ def test_learned_values_are_the_true_values_of_agents_that_leave():
         num_envs=16, num_steps=32, epochs=4, minibatch_size=64, learning_rate=1e-2, gamma=gamma,
         normalize_rewards=False, policy_layers=(4,), value_layers=(32,),
     )  # fmt: skip
-    vector, team, collect = parts_of_group(config, Rings, "a", agent_ids=True)
+    vector, team, collect = parts_of_group(config, lambda: Numbered(Rings()), "a")
     whole = config.of_team(2)
     for update in range(60):
         rate = tf.constant(config.learning_rate * (1 - update / 60), tf.float32)
@@ -298,16 +298,14 @@ def test_many_policies_do_not_warn_of_retracing(tmp_path, caplog):
 
 def test_a_shared_policy_is_loaded_without_a_name(tmp_path):
     config = dataclasses.replace(
-        CONFIG, env="pettingzoo:mpe2.simple_spread_v3", policies="shared", agent_ids=True, global_state=True,
-        total_steps=64,
-    )  # fmt: skip
+        CONFIG, env="pettingzoo:mpe2.simple_spread_v3", policies="shared", global_state=True, total_steps=64
+    )
     pytest.importorskip("mpe2")
     result = ppo.train(config, logdir=tmp_path)
     policy = ppo.load_policy(result.path)
-    assert set(policy.observation_space.spaces) == {"observation", "agent_id", "state"}
+    assert set(policy.observation_space.spaces) == {"observation", "state"}
     # The policy acts without the state, which only the value function reads.
-    action = policy({"observation": np.zeros(18, np.float32), "agent_id": np.float32([1, 0, 0])})
-    assert action in range(5)
+    assert policy({"observation": np.zeros(18, np.float32)}) in range(5)
     assert result.evaluation.agents.keys() == {"agent_0", "agent_1", "agent_2", "agent"}
 
 
@@ -321,7 +319,7 @@ def test_agents_with_different_spaces_cannot_share_a_policy(tmp_path):
     [
         ({"env": "CartPole-v1"}, "no effect on env='CartPole-v1': policies"),
         ({"wrappers": ("TimeLimit",)}, "do not support wrappers"),
-        ({"ignore_keys": ("a",)}, "do not support ignore_keys"),
+        ({"info_metrics": ("a",)}, "do not support info_metrics"),
         ({"global_state": True, "network": "module:function"}, "use no custom network"),
     ],
 )
@@ -382,7 +380,7 @@ def test_an_evaluation_that_hangs_times_out(tmp_path):
 def test_nothing_retraces(tmp_path):
     run = Run.create(tmp_path, "run", CONFIG)
     with training_envs(CONFIG, None) as envs:
-        trainer = Trainer(CONFIG, run, envs, Callback())
+        trainer = Trainer(CONFIG, run, envs, Callbacks([]))
         trainer.begin()
         for _ in range(3):
             trainer.iterate()

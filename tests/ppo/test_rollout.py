@@ -15,7 +15,7 @@ tf.config.set_logical_device_configuration(
 from pathlib import Path
 import ppo.trainer
 from ppo.model.agent import Agent
-from ppo.callbacks import Callback
+from ppo.callbacks import Callbacks
 from ppo.config import Config
 from ppo.envs import training_envs
 from ppo.run.folder import Run
@@ -29,7 +29,7 @@ config = Config(env="CartPole-v1", num_envs=4, num_workers=0, num_steps=8, minib
 with tf.device("/CPU:1"), training_envs(config, None) as envs:
     run = Run.create(sys.argv[2], "run", config)
     run.write_spaces({"": (envs.single_observation_space, envs.env_action_space)}, given=False)
-    trainer = ppo.trainer.Trainer(config, run, envs, Callback())
+    trainer = ppo.trainer.Trainer(config, run, envs, Callbacks([]))
     learner = trainer.learner
     learner.update = tf.function(learner._update, autograph=False)  # XLA supports only one CPU device
     trainer.begin()

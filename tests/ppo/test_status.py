@@ -69,10 +69,10 @@ def test_a_status_returns_to_what_it_said_before():
     with status.doing("collecting"), pytest.raises(OSError, match="full"), status.doing("saving"):
         assert str(status) == "saving"
         raise OSError("full")
-    with status.playing("recording a video", 3) as tally:
-        assert str(status) == "recording a video: 0 of 3 episodes, 0 steps"
+    with status.doing(tally := Tally(3)):
+        assert str(status) == "evaluating: 0 of 3 episodes, 0 steps"
         tally.episodes, tally.steps = 1, 2000
-        assert str(status) == "recording a video: 1 of 3 episodes, 2,000 steps"
+        assert str(status) == "evaluating: 1 of 3 episodes, 2,000 steps"
     assert str(status) == "training"
 
 

@@ -1,6 +1,5 @@
-"""Tests of what a run reports: declared metrics, and in TensorBoard also hyperparameters and videos."""
+"""Tests of what a run reports: declared metrics, in TensorBoard also hyperparameters, and videos in a callback."""
 
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -11,11 +10,11 @@ import ppo
 from ppo import Run
 from ppo.algorithm import update
 from ppo.run.metrics import METRICS, Clock, MetricsWriter
-from tests.drawing import Raising, Striped
+from tests.drawing import Striped
 
 CONFIG = ppo.Config(
     total_steps=128, num_envs=4, num_steps=8, minibatch_size=16, epochs=1, num_workers=1, report_interval=32,
-    eval_episodes=2, policy_layers=(8,), value_layers=(8,), video_interval=64, checkpoint_interval=64,
+    eval_episodes=2, policy_layers=(8,), value_layers=(8,), checkpoint_interval=64,
 )  # fmt: skip
 
 
@@ -28,6 +27,10 @@ class Listener(ppo.Callback):
 
     def on_report(self, report):
         self.report = report
+
+    def on_checkpoint(self, env_steps, path):
+        run = path.parents[1]
+        ppo.record_run(run, run.parent / "videos" / str(env_steps), 1, envs=Striped)
 
 
 @pytest.fixture(scope="module")
@@ -71,44 +74,9 @@ def test_the_hyperparameters_are_the_configs_settings(trained):
     assert b"clip_range" in plugins and b"policy_layers" in plugins
 
 
-def test_a_video_is_written_as_a_file_and_as_an_animation_in_tensorboard(trained):
-    path, _, events = trained
-    files = sorted(file.name for file in (path / "videos").iterdir())
-    assert files == [f"step_{step:012d}-episode-0.mp4" for step in (64, 128)]
-    shown = events.Tensors("video/deterministic")
-    assert [event.step for event in shown] == [64, 128]
-    width, height, picture = shown[0].tensor_proto.string_val
-    assert (width, height) == (b"64", b"64") and picture.startswith(b"GIF89a")
-    assert events.SummaryMetadata("video/deterministic").plugin_data.plugin_name == "images"
-
-
-def test_a_run_whose_env_cannot_be_rendered_warns_once_and_continues(tmp_path):
-    listener = Listener()
-    result = ppo.train(CONFIG, envs=Raising, callbacks=[listener], logdir=tmp_path)
-    assert result.env_steps == 128 and len(listener.warnings) == 1
-    assert "no more videos will be recorded" in listener.warnings[0] and "no paint" in listener.warnings[0]
-
-
-def test_a_missing_encoder_is_a_warning_before_training(tmp_path, monkeypatch):
-    class Stops(Listener):
-        def on_start(self, config, env_steps):
-            (self.before,) = self.warnings
-            raise ppo.StopTraining
-
-    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
-    listener = Stops()
-    assert ppo.train(CONFIG, envs=Striped, callbacks=[listener], logdir=tmp_path).interrupted
-    assert "no more videos will be recorded: imageio_ffmpeg is missing" in listener.before
-
-
-def test_videos_of_a_vector_env_passed_by_the_user_are_rejected_at_once(tmp_path):
-    import vecenv
-
-    with (
-        vecenv.AsyncVectorEnv([Striped] * 4, num_workers=1, **ppo.vector_options(CONFIG)) as envs,
-        pytest.raises(ppo.ConfigError, match="video_interval needs separate envs"),
-    ):
-        ppo.train(CONFIG, envs=envs, logdir=tmp_path)
+def test_a_callback_records_videos_during_training(trained):
+    files = sorted(file.relative_to(trained[0].parent).as_posix() for file in trained[0].parent.glob("videos/*/*"))
+    assert files == [f"videos/{step}/{trained[0].name}-episode-0.mp4" for step in (128, 64)]
 
 
 def test_the_speed_of_each_phase_counts_only_the_time_of_that_phase(monkeypatch):

@@ -253,11 +253,9 @@ def test_names_form_groups():
         }
 
 
-def test_ids_and_state_become_part_of_the_observation():
-    with ParallelVectorEnv([leaving(0)] * 2, num_workers=1, agent_ids=True, state=True) as envs:
+def test_the_state_becomes_part_of_the_observation():
+    with ParallelVectorEnv([leaving(0)] * 2, num_workers=1, state=True) as envs:
         observations, _ = envs.reset(seed=0)
-        np.testing.assert_array_equal(observations["a"]["agent_id"], np.tile(np.eye(3, dtype=np.float32), (2, 1)))
-        assert "agent_id" not in observations["b"]  # there is only one
         np.testing.assert_array_equal(observations["a"]["state"], np.tile(np.float32([0, 3]), (6, 1)))
         assert observations["a"]["observation"].shape == (6, 3)
         observations = envs.step({"a": np.zeros(6, np.int64), "b": np.zeros(2, np.int64)})[0]

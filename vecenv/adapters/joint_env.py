@@ -29,8 +29,8 @@ except ImportError as error:
 Grouping = Mapping[str, Sequence[str]] | str | None
 """How agents form groups, see `ParallelVectorEnv`."""
 
-AGENT_ID, STATE = "agent_id", "state"
-"""Keys that this adapter may add to the observation of an agent, besides the mask."""
+STATE = "state"
+"""A key that this adapter may add to the observation of an agent, besides the mask."""
 
 VALID = "valid"
 REWARD, TERMINATED, TRUNCATED = "reward", "terminated", "truncated"
@@ -62,7 +62,7 @@ class JointEnv(gym.Env):
     Args:
         env: The PettingZoo env.
         make: Makes another such env.
-        groups, state, agent_ids, info_masks: As for `ParallelVectorEnv`.
+        groups, state, info_masks: As for `ParallelVectorEnv`.
         same_step: Whether a `reset` after the end of an episode belongs to the same step, as with SAME_STEP autoreset.
             Its observation then still holds the results of the episode's last step.
 
@@ -82,7 +82,6 @@ class JointEnv(gym.Env):
         *,
         groups: Grouping = None,
         state: bool = False,
-        agent_ids: bool = False,
         info_masks: bool | None = False,
         same_step: bool = False,
     ):
@@ -103,8 +102,6 @@ class JointEnv(gym.Env):
             added: dict[str, gym.Space] = {}
             if info_masks:
                 added[ACTION_MASK] = mask_space(acted)
-            if agent_ids and len(members) > 1:
-                added[AGENT_ID] = spaces.Box(0, 1, (len(members),), np.float32)
             if state_space is not None:
                 added[STATE] = state_space
             self._groups.append(_Group(group_name, members, observed, acted, added))
@@ -308,8 +305,6 @@ class _Group:
         self.observations = list(views.values())
         self._write = observation_writer(written, views, {}, OBSERVED, names=[f"agent {agent!r}" for agent in agents])
         self._has_masks = ACTION_MASK in added
-        if AGENT_ID in added:
-            observations[AGENT_ID][:] = np.eye(count)
         self._acted, self._is_leaf = acted, tree.children(acted) is None
         self._some_ended = False
 

@@ -220,8 +220,6 @@ class ParallelVectorEnv(VectorEnv):
         groups: How agents form groups. None: agents with equal spaces. "names": agents with equal spaces and equal
             names apart from their numbers. A dict: the agents of each group.
         state: Whether to add `env.state()` to each observation, under the key "state".
-        agent_ids: Whether to add the number of the agent in its group to each observation, as a one-hot vector under
-            the key "agent_id", in groups of several agents.
         info_masks: Whether to add the infos' "action_mask" to the observations. None: no, and a mask is an error.
         wrap: Wraps each joint env, a Gymnasium env with Dict spaces by group, for example in
             `gymnasium.wrappers.RecordVideo`. A wrapper must not change observations, actions or flags.
@@ -254,7 +252,6 @@ class ParallelVectorEnv(VectorEnv):
         *,
         groups: Grouping = None,
         state: bool = False,
-        agent_ids: bool = False,
         info_masks: bool | None = False,
         wrap: Callable[[gym.Env], gym.Env] | None = None,
         **options: Any,
@@ -262,8 +259,7 @@ class ParallelVectorEnv(VectorEnv):
         if "info_keys" in options:
             raise TypeError("info_keys is not supported for envs with several agents: omit it")
         mode = AutoresetMode(options.get("autoreset_mode", AutoresetMode.NEXT_STEP))
-        how = {"groups": groups, "state": state, "agent_ids": agent_ids, "info_masks": info_masks}
-        how["same_step"] = mode == AutoresetMode.SAME_STEP
+        how = {"groups": groups, "state": state, "info_masks": info_masks, "same_step": mode == AutoresetMode.SAME_STEP}
         makes = [functools.partial(_make_joint, env_fn, how, wrap) for env_fn in check_functions(env_fns)]
         self.joint = JointVectorEnv(makes, **options)
         self.joint.info_lists = True
