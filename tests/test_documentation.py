@@ -331,3 +331,21 @@ def test_the_benchmarks_run():
     skips = [line for line in done.stdout.splitlines() if line.startswith("SKIPPED")]
     wanted = ("torch==2.13.0 stable-baselines3", "torch==2.13.0 tianshou", "envpool")
     assert all(any(f"pip install {peer}" in line for peer in wanted) for line in skips)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "rows"),
+    [
+        (
+            ["robot", "--num-envs", "64", "--rounds", "1"],
+            {"64 | vecenv", "64 | mujoco.batch", "64 | loop over mj_step"},
+        ),
+        (["latency", "runs/NAME", "--rounds", "3"], {"onnx", "tflite", "savedmodel"}),
+    ],
+)
+def test_the_benchmarks_of_a_robots_physics_and_of_exports_run(workplace, words, rows):
+    words = [str(workplace / ".venv" / "bin" / "python"), "-m", f"benchmarks.{words[0]}", *words[1:]]
+    done = subprocess.run(words, cwd=workplace, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert {row for row in rows if f"| {row} |" in done.stdout} == rows
