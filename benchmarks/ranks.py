@@ -138,7 +138,6 @@ def sums(count: int, rounds: int) -> list[float]:
                 [sys.executable, "-c", ROUND.format(rounds)],
                 env={**os.environ, "TF_CONFIG": json.dumps(task)},
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
             )
         )
     outputs = [rank.communicate()[0] for rank in ranks]
@@ -150,7 +149,7 @@ def measure_sums(rounds: int) -> None:
     from ppo.run.ranks import connected
 
     taken = []
-    with connected(ppo.Config()) as ranks:
+    with connected() as ranks:
         for size in BYTES:
             values, times = np.zeros(size // 8), []
             for _ in range(rounds):
