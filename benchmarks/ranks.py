@@ -28,7 +28,6 @@ from typing import Any
 import numpy as np
 import tyro
 
-import ppo
 import vecenv
 from benchmarks.bench_ppo import NUM_ENVS, SETTINGS
 from benchmarks.slow import Sleeping

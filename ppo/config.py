@@ -49,9 +49,6 @@ _PETTINGZOO = "pettingzoo:"
 
 _NOT_FOR_AGENTS = ("wrappers", "info_metrics")
 
-_REMOVED = {"agent_ids": False, "ignore_keys": [], "rank_timeout_s": 30, "video_interval": None}
-"""Settings that stored configs may still have, with the value that has the meaning of the present version."""
-
 AT_LEAST_0, AT_LEAST_1, POSITIVE, UNIT = Range(0), Range(1), Range(0, above=True), Range(0, 1)
 
 
@@ -336,12 +333,11 @@ class Config:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Config:
-        """Returns the config with the JSON values of `dataclasses.asdict(config)`, which may include `_REMOVED` ones.
+        """Returns the config with the JSON values of `dataclasses.asdict(config)`.
 
         Raises:
             ConfigError: If a setting is unknown, missing or invalid.
         """
-        values = {name: value for name, value in values.items() if name not in _REMOVED or value != _REMOVED[name]}
         if unknown := sorted(values.keys() - SETTINGS.keys()):
             raise ConfigError(f"unknown settings {unknown}: they come from another version of ppo")
         if missing := sorted(SETTINGS.keys() - values.keys()):

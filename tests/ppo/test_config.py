@@ -123,16 +123,6 @@ def test_a_stored_config_must_have_exactly_the_settings_of_this_version():
         Config.from_json({name: value for name, value in values.items() if name != "gamma"})
 
 
-def test_a_stored_config_may_have_settings_that_were_removed_if_they_had_no_effect():
-    values = dataclasses.asdict(Config(gamma=0.9))
-    removed = {"agent_ids": False, "ignore_keys": [], "rank_timeout_s": 30, "video_interval": None}
-    assert not removed.keys() & SETTINGS.keys()
-    assert Config.from_json({**values, **removed}) == Config(gamma=0.9)
-    for name, value in (("ignore_keys", ["mission"]), ("agent_ids", True), ("video_interval", 64)):
-        with pytest.raises(ConfigError, match=rf"unknown settings \['{name}'\]"):
-            Config.from_json({**values, **removed, name: value})
-
-
 def test_a_resumed_run_may_change_only_amounts_intervals_reports_and_where_envs_are_stepped():
     assert set(RESUMABLE) == {
         "total_steps", "num_workers", "backend", "report_interval", "checkpoint_interval", "eval_interval",
