@@ -55,7 +55,6 @@ PRESETS: dict[str, Config] = {
         normalize_advantages=False,
         min_log_std=-1.6,
     ),
-    "hopper": Config(env="Hopper-v5", normalize_advantages=False),
     # Fewer epochs and less noise: with the defaults, the KL per update is 0.05 and the entropy collapses.
     "ant": Config(env="Ant-v5", initial_log_std=-1.0, epochs=5),
     "humanoid": Config(

@@ -144,15 +144,15 @@ def test_a_run_stops_at_its_time_limit_and_is_shown_as_longer_than_the_limit():
     assert not progress.take(10, 34.0, 1999.0)
     assert progress.take(20, 36.0, 1999.0)
     runs = [{"startup_s": 1.0, "reached": {"2000": [10, 20.0]} if seed == 0 else {}} for seed in range(3)]
-    row = _row("today | abc", "hopper", 2000, "SB3-PPO", runs, 30.0)
-    assert row == "| today | abc | hopper | 2,000 | SB3-PPO | 20.0, > 30, > 30 | > 30 |  | 1.0 |"
+    row = _row("today | abc", "walker", 2000, "SB3-PPO", runs, 30.0)
+    assert row == "| today | abc | walker | 2,000 | SB3-PPO | 20.0, > 30, > 30 | > 30 |  | 1.0 |"
 
 
 def test_a_single_run_prints_what_the_leaderboard_reads(monkeypatch, capsys):
     progress = Progress((2000,), begin_s=5.0)
     progress.take(10, 1.0, 2001.0)
     monkeypatch.setitem(speedrun.RIVALS, "ppo", lambda *_: progress)
-    speedrun.main(tasks=("hopper",), only_seed=0)
+    speedrun.main(tasks=("walker",), only_seed=0)
     assert json.loads(capsys.readouterr().out) == {"begin_s": 5.0, "reached": {"2000": [10, 1.0]}}
 
 

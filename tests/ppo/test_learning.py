@@ -118,7 +118,7 @@ class Until(ppo.Callback):
 
 
 TENTHS = {
-    **dict.fromkeys(("cheetah-1M", "hopper-1M", "walker-1M", "ant-1M", "humanoid-1M", "reacher-1M"), 10),
+    **dict.fromkeys(("cheetah-1M", "walker-1M", "ant-1M", "humanoid-1M", "reacher-1M"), 10),
     **dict.fromkeys(("double_pendulum-1M", "paper-pendulum-1M", "paper-cartpole-0.2M", "paper-double_pendulum-1M"), 10),
     "swimmer-1M": 3,
     "paper-reacher-5M": 1,
