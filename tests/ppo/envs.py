@@ -1,5 +1,6 @@
 """Envs for the tests of ppo. Workers import this module, so it must not import TensorFlow, which takes seconds."""
 
+import contextlib
 import os
 import time
 from copy import deepcopy
@@ -118,9 +119,10 @@ class KillsOnce(CountingEnv):
 
     def step(self, action):
         if self.steps == 2 and self._flag.exists():
-            if not self._again:
-                self._flag.unlink()
-            kills_the_worker()
+            with contextlib.suppress(FileNotFoundError):  # another worker deleted the file first
+                if not self._again:
+                    self._flag.unlink()
+                kills_the_worker()
         return super().step(action)
 
 

@@ -426,7 +426,9 @@ def test_a_full_disk_is_a_one_sentence_error_and_leaves_nothing(tmp_path):
         ["visualize", "--episodes", "1"],
     ]
     code = FULL_DISK.format(commands=[[*words, str(run.path), "--outdir", str(tmp_path / "out")] for words in flags])
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    # A measurement of coverage could not write its data either.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment)
     assert done.stdout.split() == ["2"] * 4 and "Traceback" not in done.stderr, done.stderr
     for error in done.stderr.split("end of")[:4]:
         assert "Choose another folder" in error or "is the disk full?" in error, done.stderr
