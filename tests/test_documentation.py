@@ -97,8 +97,10 @@ def workplace(tmp_path_factory):
 
 
 def _block(page, block):
-    """Marks blocks slow that train, except in the README, and blocks that train on images or measure."""
-    trains = page.name != "README.md" and any(word in block for word in ("ppo train", "ppo.train(", "-m pytest"))
+    """Marks blocks slow that train, except in the README and mujoco.md, or that train on images or measure."""
+    trains = page.name not in ("README.md", "mujoco.md") and any(
+        word in block for word in ("ppo train", "ppo.train(", "-m pytest")
+    )
     takes_long = any(word in block for word in ("benchmarks", "sweep", "pong", "breakout"))
     return pytest.param(block, marks=pytest.mark.slow if trains or takes_long else ())
 
