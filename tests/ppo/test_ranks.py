@@ -223,7 +223,7 @@ def test_an_update_of_ranks_is_the_mean_of_updates_and_merges_all_samples():
 
 def _flag(name, value):
     name = name.replace("_", "-")
-    if name.startswith("normalize") and not value:
+    if value is False:
         return [f"--no-{name}"]
     return [f"--{name}", str(value)]
 
@@ -254,7 +254,8 @@ def test_the_same_command_gives_the_same_metrics(tmp_path):
 def test_a_lost_rank_ends_the_run_which_can_be_resumed(tmp_path, monkeypatch, how, victim, count):
     (temporary := tmp_path / "temporary").mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
-    flags = ("--total-steps", 10**7, "--report-interval", 64, "--checkpoint-interval", 640)
+    size = ("--minibatch-size", 64 // count)
+    flags = ("--total-steps", 10**7, "--report-interval", 64, "--checkpoint-interval", 640, *size)
     process = train(tmp_path / "runs", *flags, ranks=count)
     ranks = ranks_of(process, count)
     wait_for_reports(tmp_path / "runs", process, 12)
@@ -273,7 +274,7 @@ def test_a_lost_rank_ends_the_run_which_can_be_resumed(tmp_path, monkeypatch, ho
     if how == "killed":
         return  # the next test resumes such a run
     steps = reports(run)[-1]["env_steps"]
-    code, output = finished(train(tmp_path, "--resume", run, "--total-steps", steps + 640, ranks=count))
+    code, output = finished(train(tmp_path, "--resume", run, "--total-steps", steps + 640, *size, ranks=count))
     assert code == 0, output
     assert "fresh episodes" not in output
     assert reports(run)[-1]["env_steps"] >= steps + 640
