@@ -8,4 +8,4 @@ METHODS = [
     pytest.param(method, marks=pytest.mark.slow if method == "spawn" else ())
     for method in multiprocessing.get_all_start_methods()
 ]
-"""Quick tests omit `spawn`, which imports everything again in each worker. A few tests of its own try it."""
+"""Quick tests omit `spawn`, whose workers import everything again, except for the tests that are about it."""
