@@ -21,7 +21,8 @@ import pytest
 
 from benchmarks.bench_engine import INSTALL_SB3, INSTALL_TIANSHOU
 from benchmarks.bench_mujoco import envpool_async, envpool_sync, physics, random_actions, vecenv_here
-from benchmarks.conftest import load_tensorflow, need
+from benchmarks.conftest import need
+from benchmarks.machine import load_tensorflow
 from vecenv import available_cores
 
 NUM_ENVS = 64

@@ -38,7 +38,7 @@ import tyro
 import ppo
 import vecenv
 from benchmarks.bench_mujoco import physics
-from benchmarks.conftest import load_tensorflow
+from benchmarks.machine import load_tensorflow
 
 Call = Callable[[], Any]
 

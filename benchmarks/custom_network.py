@@ -21,7 +21,7 @@ import tyro
 
 import ppo
 import vecenv
-from benchmarks.conftest import load_tensorflow
+from benchmarks.machine import load_tensorflow
 
 
 class Noise(gym.Env):

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import numpy as np
 import tyro
 
-from benchmarks.conftest import in_turns, load_tensorflow
+from benchmarks.machine import in_turns, load_tensorflow
 
 
 def main(run: Annotated[Path, tyro.conf.Positional], rounds: int = 2000) -> None:

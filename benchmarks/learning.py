@@ -42,7 +42,7 @@ from typing import Any
 import numpy as np
 import tyro
 
-from benchmarks.conftest import commit, machine
+from benchmarks.machine import commit, machine
 from ppo.config import RESUMABLE, Config
 from vecenv import available_cores
 

@@ -7,7 +7,7 @@
   many workers, and minibatches of 128 samples per worker. The ideal is the speed of the sleeping envs of one worker,
   stepped by nothing else, times the number of workers.
 - The speed of PPO on HalfCheetah-v5 in C++, with the settings A and B of bench_ppo.py, in one process on all cores and
-  in two ranks with half of the cores each, and the time of an update, which begins after its rollout.
+  in two ranks with half of the cores and 64 envs each, and the time of an update, which begins after its rollout.
 
 Speeds are medians over the updates of all rounds. Not measured: start-up, compilation, and a network between machines.
 """
@@ -96,8 +96,9 @@ def sleeping_run(workers: int, ranks: int) -> list[dict[str, float]]:
 
 def cheetah_run(setting: str, ranks: int) -> list[dict[str, float]]:
     """Trains on HalfCheetah-v5 in C++; returns the result of `run`."""
-    flags = {"env": "HalfCheetah-v5", "num_envs": NUM_ENVS, "ranks": ranks}
-    return run({**SETTINGS[setting], **flags}, NUM_ENVS * SETTINGS[setting]["num_steps"])
+    num_envs = NUM_ENVS * ranks
+    flags = {"env": "HalfCheetah-v5", "num_envs": num_envs, "ranks": ranks}
+    return run({**SETTINGS[setting], **flags}, num_envs * SETTINGS[setting]["num_steps"])
 
 
 def run(flags: Mapping[str, Any], batch: int) -> list[dict[str, float]]:

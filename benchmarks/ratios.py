@@ -27,7 +27,7 @@ import tyro
 import vecenv
 from benchmarks.bench_mujoco import envpool_sync, physics, random_actions, vecenv_here
 from benchmarks.bench_ppo import NUM_ENVS, SETTINGS, SIZES, in_a_process
-from benchmarks.conftest import in_turns
+from benchmarks.machine import in_turns
 
 
 def main(

@@ -46,7 +46,7 @@ def main(num_envs: tuple[int, ...] = (64, 512), mjbatch: str | None = None, roun
         mjbatch: Python interpreter of an environment that has mjbatch.
         rounds: Number of rounds that count.
     """
-    from benchmarks.conftest import in_turns
+    from benchmarks.machine import in_turns
 
     print("| envs | rival | env-steps/s | rival / vecenv |\n|---:|---|---:|---:|")
     for count in num_envs:

@@ -30,7 +30,7 @@ from typing import Any, Literal, NamedTuple
 
 import tyro
 
-from benchmarks.conftest import commit, load_tensorflow, machine
+from benchmarks.machine import commit, load_tensorflow, machine
 
 EPISODES, INTERVAL = 10, 10_000
 

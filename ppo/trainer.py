@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 import vecenv
@@ -31,7 +30,7 @@ from ppo.run.resume import Progress, Saver, start_from
 from ppo.run.signals import stop_on_signal
 from ppo.run.status import Collecting, Result, Status, Tally
 from ppo.seeds import env_seeds, sampling_seed
-from vecenv.ingraph import InGraphVectorEnv, Rollout
+from vecenv.ingraph import InGraphVectorEnv
 
 
 def run_training(
@@ -182,9 +181,8 @@ class Trainer:
         learning: list[tf.Module] = [module for team in self.teams for module in (team.agent, team.learner)]
         learned = {variable.ref(): variable for module in learning for variable in module.variables}
         self._learned = list(learned.values())
-        # Variables of which each rank updates only the elements of its own envs.
-        self._of_envs = [*self.collector.state, *(team.learner.rewards.running_return for team in self.teams)]
-        self._exchange = Exchange(ranks, learning, self._of_envs)
+        of_envs = [*self.collector.state, *(team.learner.rewards.running_return for team in self.teams)]
+        self._exchange = Exchange(ranks, learning, of_envs)
         self._values = graph_function(lambda: [variable.read_value() for variable in self._learned])
         self._ahead = False  # whether a rollout was collected from which no update has learned
         # The actors are not saved, because they are the agents or copies of them.
@@ -302,24 +300,8 @@ class Trainer:
             if team.name:
                 self.progress.episodes.add_team(team.name, arrays)
         whole = self.envs.last_rollout()
-        self.progress.episodes.add(self._of_all_ranks(whole), warn=self._callback.on_warning)
+        self.progress.episodes.add(self._exchange.episodes(whole), warn=self._callback.on_warning)
         return collected
-
-    def _of_all_ranks(self, rollout: Rollout) -> Rollout:
-        """Returns the ends of episodes in the rollouts of all ranks, `[T, N]`, with the other fields of `rollout`."""
-        if self._ranks.count == 1:
-            return rollout
-        infos = rollout.episode_infos
-        columns = [rollout.terminated, rollout.truncated, rollout.episode_returns, rollout.episode_lengths]
-        own = np.stack([*columns, *infos.values()]).astype(np.float64)
-        terminated, truncated, returns, lengths, *others = np.concatenate(list(self._ranks.gathered(own)), axis=-1)
-        return rollout._replace(
-            terminated=terminated.astype(bool),
-            truncated=truncated.astype(bool),
-            episode_returns=returns,
-            episode_lengths=lengths.astype(np.int64),
-            episode_infos=dict(zip(infos, others, strict=True)),
-        )
 
     def policies(self) -> dict[str, Agent]:
         """Returns the current policy of each team on the host, by the name of the team."""
@@ -417,7 +399,7 @@ class Trainer:
             return
         with self._status.doing("saving"):
             if not alone:
-                self._gather_envs()
+                self._exchange.complete(self._ranks.envs(self.config))
             actions = recorded_actions(self.policies(), self._observed) if self._ranks.number == 0 else {}
             self._saver.save(actions, periodic=periodic, dropped=self._ahead, alone=alone)
 
@@ -441,15 +423,6 @@ class Trainer:
             )
         else:
             error.add_note(f"The run could not be saved at env-step {env_steps:,}: {failure}")
-
-    def _gather_envs(self) -> None:
-        """Completes the variables of which each rank has updated only the elements of its own envs."""
-        if self._ranks.count == 1:
-            return
-        own = self._ranks.envs(self.config)
-        for variable in self._of_envs:
-            parts = self._ranks.gathered(variable.numpy()[own])
-            variable.assign(np.concatenate(list(parts)).astype(variable.dtype.as_numpy_dtype))
 
     def close(self) -> None:
         """Closes the files."""

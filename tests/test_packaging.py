@@ -94,3 +94,9 @@ def test_the_error_of_a_command_without_its_packages_says_what_to_install(comman
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert done.stderr == "error: ppo's commands need tyro: `pip install -e '.[ppo]'`\n"
+
+
+def test_benchmarks_that_users_run_need_no_pytest():
+    names = ("latency", "learning", "memory", "robot", "speedrun")
+    code = "import sys; sys.modules['pytest'] = None; " + "; ".join(f"import benchmarks.{name}" for name in names)
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)

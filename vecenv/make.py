@@ -522,8 +522,8 @@ def check_installed(name: str, what: str) -> None:
     package = name.partition(".")[0]
     if package not in sys.modules and importlib.util.find_spec(package) is None:
         raise gym.error.Error(
-            f"{what}: the module {name!r} cannot be imported (No module named {package!r}). Install it, or give a name "
-            "without a module."
+            f"{what}: the module {name!r} cannot be imported (No module named {package!r}). Run the "
+            "command in its folder, install it, or give a name without a module."
         )
 
 

@@ -160,7 +160,7 @@ def pack(value: Any, where: str) -> Any:
     raise NotRestorable(
         f"{where} is a {_kind(value)}, which a state cannot hold: it may hold numbers, strings, numpy arrays and "
         "generators, and lists, tuples, dicts and deques of these. Return such values from get_state() (see "
-        "docs/engine.md), or do not save env states."
+        "docs/engine.md)."
     )
 
 
@@ -255,7 +255,7 @@ def unknown_state(layer: Any) -> NotRestorable:
     name = type(layer).__qualname__
     return NotRestorable(
         f"{name} does not define get_state() and set_state(state), so its state cannot be restored exactly. Define "
-        f"both on {name} (see docs/engine.md), or do not save env states."
+        f"both on {name} (see docs/engine.md)."
     )
 
 

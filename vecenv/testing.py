@@ -18,6 +18,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 
 from vecenv import spaces as tree
+from vecenv.errors import NotRestorable
 from vecenv.rows.checks import shown
 from vecenv.sync_vector_env import SyncVectorEnv
 
@@ -55,7 +56,7 @@ def check_vector_env(factory: Callable[[], VectorEnv | gym.Env], *, max_steps: i
         >>> import vecenv
         >>> from vecenv.testing import check_vector_env
         >>> len(check_vector_env(lambda: vecenv.make("CartPole-v1", num_envs=3, num_workers=0)))
-        15
+        16
     """
 
     def make() -> VectorEnv:
@@ -200,6 +201,27 @@ def an_episode_follows_each_end(envs: VectorEnv, make: Make, max_steps: int) -> 
         _assert_observed(envs, observations)
 
 
+def a_restored_state_continues_equally(envs: VectorEnv, make: Make, max_steps: int) -> None:
+    """A new vector env that gets the states of `get_state` continues like the old one, if both methods exist."""
+    _apply_only_to(envs, AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP)
+    restorable: Any = envs
+    if not (hasattr(restorable, "get_state") and hasattr(restorable, "set_state")):
+        raise _DoesNotApply
+    envs.reset(seed=SEED)
+    for _ in _steps(envs, 10):
+        pass
+    try:
+        states = restorable.get_state()
+    except NotRestorable:
+        raise _DoesNotApply from None
+    another: Any = make()
+    with contextlib.closing(another):
+        another.reset(seed=SEED + 1)  # all that the states do not hold differs
+        another.set_state(states)
+        for one, two in zip(_steps(envs, 50), _steps(another, 50), strict=True):
+            _assert_same(one[:4], two[:4], "observations, rewards, terminated and truncated")
+
+
 def a_wrong_number_of_actions_is_an_error(envs: VectorEnv, make: Make, max_steps: int) -> None:
     """A batch that lacks one env's action is an error."""
     envs.reset(seed=SEED)
@@ -249,6 +271,7 @@ RULES = [
     the_last_observation_is_not_lost,
     a_reset_mask_resets_only_its_envs,
     an_episode_follows_each_end,
+    a_restored_state_continues_equally,
     a_wrong_number_of_actions_is_an_error,
     infos_have_masks,
     close_may_be_called_twice,

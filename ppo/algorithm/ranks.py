@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from ppo.config import Config, ConfigError
 from ppo.model.normalize import RunningMoments
+from vecenv.ingraph import Rollout
 
 CALL_S = 5.0
 """Seconds that a rank may take to answer a call while the ranks connect."""
@@ -292,11 +293,12 @@ class Exchange:
     Args:
         ranks: The ranks.
         modules: The modules that an update changes.
-        own: Variables of which each rank changes only its own rows. They are not exchanged.
+        own: Variables with an element for each env. A rank changes only those of its own envs, so they are not
+            averaged.
     """
 
     def __init__(self, ranks: Ranks, modules: Sequence[tf.Module], own: Sequence[tf.Variable]):
-        self._ranks = ranks
+        self._ranks, self._own = ranks, own
         submodules = [part for module in modules for part in (module, *module.submodules)]
         self._moments = [part for part in submodules if isinstance(part, RunningMoments)]
         apart = {variable.ref() for variable in (*own, *(v for part in self._moments for v in part.variables))}
@@ -336,6 +338,28 @@ class Exchange:
             if whole:
                 moments.variance.assign((count * variance + second) / whole - np.square(shift))
         return dict(zip(metrics, (next(rest) / self._ranks.count).tolist(), strict=True))
+
+    def complete(self, envs: slice) -> None:
+        """Completes the variables of single envs, of which this rank has changed only those of `envs`."""
+        for variable in self._own if self._ranks.count > 1 else ():
+            parts = self._ranks.gathered(variable.numpy()[envs])
+            variable.assign(np.concatenate(list(parts)).astype(variable.dtype.as_numpy_dtype))
+
+    def episodes(self, rollout: Rollout) -> Rollout:
+        """Returns the ends of episodes in the rollouts of all ranks, `[T, N]`, with the other fields of `rollout`."""
+        if self._ranks.count == 1:
+            return rollout
+        infos = rollout.episode_infos
+        columns = [rollout.terminated, rollout.truncated, rollout.episode_returns, rollout.episode_lengths]
+        own = np.stack([*columns, *infos.values()]).astype(np.float64)
+        terminated, truncated, returns, lengths, *others = np.concatenate(list(self._ranks.gathered(own)), axis=-1)
+        return rollout._replace(
+            terminated=terminated.astype(bool),
+            truncated=truncated.astype(bool),
+            episode_returns=returns,
+            episode_lengths=lengths.astype(np.int64),
+            episode_infos=dict(zip(infos, others, strict=True)),
+        )
 
 
 def _values(moments: RunningMoments) -> tuple[np.ndarray, ...]:

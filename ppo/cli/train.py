@@ -66,7 +66,7 @@ class Arguments:
     """Number of processes that train together, or the tasks of a Slurm job step."""
 
     restarts: int = 0
-    """How often to resume after a failure."""
+    """How many times to resume after a failure."""
 
     track: Annotated[
         tuple[Literal["wandb", "mlflow"], ...], tyro.conf.arg(metavar="wandb|mlflow", help_behavior_hint=_hint)

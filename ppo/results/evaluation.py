@@ -228,8 +228,8 @@ def play(
     if unfinished:
         players.warn(
             f"{unfinished} of {episodes} episodes did not end: an env whose episode reaches {limit:,} steps plays no "
-            "further, and the episode counts with its return up to then. Give the env a time limit (max_episode_steps "
-            "when it is registered)."
+            "further, and the episode counts with its return up to then. Give the env a time limit: max_episode_steps "
+            "when it is registered, or --env-kwargs max_episode_steps=N."
         )
     totals, lengths, of_infos, returns = zip(*(episode for of_env in played for episode in of_env), strict=True)
     of_agents: dict[str, np.ndarray] = {}

@@ -46,7 +46,7 @@ def config_to_load(run: Run, *, env: bool = True) -> Config:
         names = ", ".join(dict.fromkeys(modules.values()))
         raise RunError(
             f"{run.path} names {', '.join(modules)}, and importing {names} runs code. If you trust it, pass "
-            "--trust-modules (in Python: trust_modules=True)."
+            "--trust-modules (in Python: ppo.Run.open(path, trust_modules=True))."
         )
     return config
 

@@ -123,7 +123,7 @@ def test_a_name_that_the_module_lacks_is_an_error_that_lists_the_nearest(module,
         ("Nowhere/Nothing-v0", 'Namespace Nowhere not found.*"module:id"'),
         ("HalfCheeta-v5", r"Did you mean: `HalfCheetah`\?$"),
         ("HalfCheetah-v9", "`v9`.*`v5`"),
-        ("nomod.sub:X-v0", r"'nomod.sub' cannot be imported \(No module named 'nomod'\). Install it, or"),
+        ("nomod.sub:X-v0", r"'nomod.sub' cannot be imported \(No module named 'nomod'\). Run the command in its"),
     ],
 )
 def test_the_error_for_an_env_that_is_not_found_says_what_helps_before_any_worker_starts(env_id, message, monkeypatch):

@@ -26,7 +26,7 @@ def test_correct_vector_envs_pass(cls, mode):
 
 
 def test_a_single_env_is_checked_in_a_vector_env():
-    assert len(check_vector_env(lambda: gym.make("Pendulum-v1"))) == 15
+    assert len(check_vector_env(lambda: gym.make("Pendulum-v1"))) == 16
 
 
 def test_third_party_vector_envs_pass():
@@ -88,6 +88,11 @@ class Faulty(vecenv.SyncVectorEnv):
         self.over = terminated | truncated
         return observations, rewards, terminated, truncated, infos
 
+    def set_state(self, states, **kwargs):
+        if self.fault == "state":  # the pole's angle is forgotten
+            states[1]["env"][-1]["state"]["state"][2] = 0.0
+        super().set_state(states, **kwargs)
+
 
 @pytest.mark.parametrize(
     ("fault", "mode", "sentence"),
@@ -107,6 +112,7 @@ class Faulty(vecenv.SyncVectorEnv):
         ("final", "SameStep", "SAME_STEP: `infos"),
         ("info mask", "NextStep", "Each key of the infos comes with a mask"),
         ("mask", "Disabled", "DISABLED: `reset"),
+        ("state", "NextStep", "A new vector env that gets the states"),
     ],
 )
 def test_each_fault_breaks_the_rule_that_describes_it(fault, mode, sentence):
