@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -27,10 +28,24 @@ if "TF_XLA_FLAGS" not in os.environ:
     compiled = tempfile.TemporaryDirectory(prefix="xla-")
     os.environ["TF_XLA_FLAGS"] = f"--tf_xla_persistent_cache_directory={compiled.name}"
 
+# Two test processes share two cores with the processes that they start. Threads of TensorFlow that wait for one another
+# without sleeping would double the time of convolutions.
+os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
+
 # Workers get the envs of test modules by value, as those of a script, and import no test module: pytest, Hypothesis and
 # TensorFlow take longer to import than most tests run.
 for package in (tests.ppo, tests.vecenv):
     cloudpickle.register_pickle_by_value(package)
+
+
+# By default, the garbage collector would scan the thousands of objects of each graph again and again.
+gc.set_threshold(50_000, 20, 20)
+
+
+def pytest_collection_finish():
+    """Excludes the imported modules and the collected tests from later collections."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
