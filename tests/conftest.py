@@ -28,10 +28,6 @@ if "TF_XLA_FLAGS" not in os.environ:
     compiled = tempfile.TemporaryDirectory(prefix="xla-")
     os.environ["TF_XLA_FLAGS"] = f"--tf_xla_persistent_cache_directory={compiled.name}"
 
-# Two test processes share two cores with the processes that they start. Threads of TensorFlow that wait for one another
-# without sleeping would double the time of convolutions.
-os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
-
 # Workers get the envs of test modules by value, as those of a script, and import no test module: pytest, Hypothesis and
 # TensorFlow take longer to import than most tests run.
 for package in (tests.ppo, tests.vecenv):
