@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -31,6 +32,16 @@ if "TF_XLA_FLAGS" not in os.environ:
 # TensorFlow take longer to import than most tests run.
 for package in (tests.ppo, tests.vecenv):
     cloudpickle.register_pickle_by_value(package)
+
+
+# By default, the garbage collector would scan the thousands of objects of each graph again and again.
+gc.set_threshold(50_000, 5, 5)
+
+
+def pytest_collection_finish():
+    """Excludes the imported modules and the collected tests from later collections."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import os
+import resource
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -273,7 +275,7 @@ def wait_for_end(pids: Iterable[int]) -> None:
     try:
         for pid in pids:
             while process_exists(pid):
-                os.sched_yield()
+                time.sleep(0.005)  # leaves the core to the process that ends
     except BaseException:
         for pid in filter(process_exists, pids):
             os.kill(pid, signal.SIGKILL)
@@ -293,6 +295,17 @@ def before_each_message(act: Callable[[bytes], object]) -> Iterator[None]:
 
     with mock.patch.object(pipes.Channel, "put", act_and_put):
         yield
+
+
+@contextmanager
+def limited_file_sizes(limit: int) -> Iterator[None]:
+    """Limits the size of each file to `limit` bytes until the end of the block. Stands in for a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def process_exists(pid: int) -> bool:

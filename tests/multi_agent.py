@@ -191,7 +191,7 @@ class BadReward(LeavingEnv):
 class HangsInEvaluation(LeavingEnv):
     def reset(self, seed=None, options=None):
         if seed is not None and seed >= 2**30:  # the seeds of evaluations
-            time.sleep(100)
+            time.sleep(3)  # longer than the timeout of its test, and shorter than the grace period that follows
         return super().reset(seed, options)
 
 

@@ -178,7 +178,13 @@ def test_a_sweep_tries_settings_on_a_custom_env_and_prunes_bad_trials(tmp_path, 
     assert str(tmp_path) in study.best_trial.user_attrs["run"] and len(list(tmp_path.iterdir())) == 2
 
 
-@pytest.mark.parametrize("flags", [["--ranks", "2"], ["--track", "wandb"], ["--restarts", "1"]])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--ranks", "2"],
+        *(pytest.param(flags, marks=pytest.mark.slow) for flags in (["--track", "wandb"], ["--restarts", "1"])),
+    ],
+)
 def test_a_sweep_refuses_flags_that_would_have_no_effect(flags):
     words = [sys.executable, "-m", "examples.sweep", "--config", "cartpole", *flags]
     done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)

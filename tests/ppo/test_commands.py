@@ -7,6 +7,7 @@ import errno
 import fcntl
 import functools
 import importlib
+import io
 import json
 import os
 import re
@@ -16,6 +17,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,9 +38,17 @@ SMALL = ["--env", "CartPole-v1", "--num-envs", "4", "--num-steps", "16", "--mini
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def printed(tmp_path_factory):
+    """Returns a finished run and what the command printed."""
+    with redirect_stdout(io.StringIO()) as output:
+        run = train(*SMALL, "--total-steps", 512, logdir=tmp_path_factory.mktemp("with space"))
+    return run, output.getvalue()
+
+
+@pytest.fixture
+def finished(printed):
     """Returns a finished run."""
-    return train(*SMALL, "--total-steps", 512, logdir=tmp_path_factory.mktemp("runs"))
+    return printed[0]
 
 
 def test_a_run_folder_contains_config_versions_metrics_events_and_checkpoints(finished):
@@ -70,17 +80,20 @@ def test_evaluation_changes_nothing_in_the_run(finished, capsys):
     assert {path: path.read_bytes() for path in finished.path.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow  # tests/ppo/test_seeds.py compares two workers with none
 def test_the_same_seed_gives_the_same_metrics_with_one_worker_and_with_two(tmp_path, finished):
     two = train(*SMALL, "--num-workers", 2, "--total-steps", 512, logdir=tmp_path)
     assert reports(two, times=False) == reports(finished, times=False)
 
 
-def test_resume_continues_from_the_checkpoint_and_drops_later_reports(tmp_path, finished):
+def test_resume_continues_from_the_checkpoint_and_drops_later_reports(tmp_path, finished, capsys):
     shutil.copytree(finished.path, tmp_path / finished.path.name)
     run = only_run(tmp_path)
     with run.metrics.open("a") as metrics:
         metrics.write('{"env_steps": 576, "lost": true}\n{"env_ste')  # as a killed run leaves them
-    assert command("train", ["--logdir", str(tmp_path), "--resume", str(run.path), "--total-steps", "640"]) == 0
+    assert command("train", ["--resume", str(run.path), "--total-steps", "640"]) == 0
+    board = next(shlex.split(line) for line in capsys.readouterr().out.splitlines() if "tensorboard" in line)
+    assert board[-2:] == ["--logdir", str(tmp_path)]  # the run's log folder, not the default one
     rows = reports(run)
     assert [row["env_steps"] for row in rows] == list(range(64, 641, 64))
     assert not any("lost" in row for row in rows)
@@ -394,16 +407,13 @@ def test_the_seed_of_an_evaluation_is_checked(finished):
         command("evaluate", [str(finished.path), "--seed", "-1"])
 
 
-def test_the_commands_that_training_suggests_can_be_run(tmp_path, capsys):
-    logdir = tmp_path / "with space"
-    assert command("train", [*SMALL, "--total-steps", "64", "--logdir", str(logdir)]) == 0
-    evaluation, best, board = [shlex.split(line) for line in capsys.readouterr().out.splitlines() if " -m " in line]
-    run = only_run(logdir).path
-    assert str(run) in evaluation and board[-2:] == ["--logdir", str(logdir)]
-    assert best[best.index("ppo") :] == ["ppo", "evaluate", str(run), "--episodes", "20", "--checkpoint", "best"]
-    assert command("train", ["--resume", str(run), "--total-steps", "128"]) == 0
-    board = next(shlex.split(line) for line in capsys.readouterr().out.splitlines() if "tensorboard" in line)
-    assert board[-2:] == ["--logdir", str(logdir)]  # the run's log folder, not the default one
+def test_the_commands_that_training_suggests_can_be_run(printed):
+    run, output = printed
+    evaluation, best, board = [shlex.split(line) for line in output.splitlines() if " -m " in line]
+    assert " " in str(run.path) and board[-2:] == ["--logdir", str(run.path.parent)]
+    words = ["ppo", "evaluate", str(run.path), "--episodes", "20", "--checkpoint", "best"]
+    assert best[best.index("ppo") :] == words and evaluation[evaluation.index("ppo") :] == words[:-2]
+    assert command("evaluate", best[best.index("ppo") + 2 :]) == 0
 
 
 @pytest.mark.parametrize("place", ["in the current folder", "elsewhere", "on the PATH"])

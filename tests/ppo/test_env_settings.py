@@ -254,9 +254,10 @@ def test_a_mistake_in_the_arguments_of_evaluations_ends_the_run_before_training(
 
 
 def test_a_resumed_run_checks_the_arguments_of_evaluations_before_training(tmp_path):
-    path = ppo.train(dataclasses.replace(TINY, env="CartPole-v1"), logdir=tmp_path).path
+    env, config = gym.make("CartPole-v1"), dataclasses.replace(TINY, env="CartPole-v1")
+    run = untrained_run(tmp_path, env.observation_space, env.action_space, given=False, **vars(config))
     with pytest.raises(TypeError, match="'mapname'"):
-        ppo.resume(path, total_steps=128, eval_env_kwargs={"mapname": 1}, callbacks=NeverUpdates())
+        ppo.resume(run, total_steps=128, eval_env_kwargs={"mapname": 1}, callbacks=NeverUpdates())
 
 
 def test_one_evaluation_env_is_built_before_training_and_closed(tmp_path, monkeypatch):

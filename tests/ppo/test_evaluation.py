@@ -79,9 +79,19 @@ def test_a_run_on_an_env_that_never_ends_has_a_score_and_a_warning(tmp_path, mon
     assert len(warnings.messages) == 1
 
 
-def test_an_evaluation_of_a_loaded_policy_has_the_limit_of_training(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def of_functions(tmp_path_factory):
+    """Returns a run on 6 functions, whose episodes take 2 to 7 steps. Its evaluations have at most 4 envs."""
+    makes = [functools.partial(CountingEnv, 0, length) for length in range(2, 8)]
+    config = dataclasses.replace(CONFIG, num_envs=6, eval_interval=96)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ppo.envs.MAX_EVALUATION_ENVS", 4)
+        return ppo.train(config, makes, logdir=tmp_path_factory.mktemp("runs"))
+
+
+def test_an_evaluation_of_a_loaded_policy_has_the_limit_of_training(of_functions, monkeypatch):
     monkeypatch.setattr(evaluations, "MIN_LIMIT", 1)
-    result = ppo.train(CONFIG, functools.partial(CountingEnv, 0, 7), logdir=tmp_path)
+    result = of_functions
     found = ppo.evaluate_run(result.path, 1, envs=functools.partial(CountingEnv, 0, NEVER), warn=lambda message: None)
     assert found.lengths.tolist() == [70]
 
@@ -96,12 +106,9 @@ def test_a_video_of_an_episode_that_never_ends_is_cut_off(tmp_path, monkeypatch)
     assert len(imageio.imread(file, plugin="FFMPEG")) in (4, 5)  # the encoder may drop the last frame
 
 
-def test_every_function_of_a_list_plays_in_an_evaluation(tmp_path, monkeypatch):
+def test_every_function_of_a_list_plays_in_an_evaluation(of_functions):
     """Training uses 6 functions, but an evaluation has 3 episodes, and at most 4 envs fit."""
-    monkeypatch.setattr("ppo.envs.MAX_EVALUATION_ENVS", 4)
-    makes = [functools.partial(CountingEnv, 0, length) for length in range(2, 8)]
-    config = dataclasses.replace(CONFIG, num_envs=6, eval_interval=96)
-    result = ppo.train(config, makes, logdir=tmp_path)
+    result = of_functions
     evaluation = result.evaluation
     assert evaluation.lengths.tolist() == [2, 3, 4, 5, 6, 7] and evaluation.functions.tolist() == [0, 1, 2, 3, 4, 5]
     means = {f"return_mean/function_{k}": (k + 2) * (k + 3) / 2 for k in range(6)}

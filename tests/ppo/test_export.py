@@ -1,8 +1,10 @@
 """Tests of exports: they act like the checkpoint for every kind of space and policy, and no partial export is left."""
 
 import functools
+import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -14,9 +16,10 @@ import tensorflow as tf
 from gymnasium import spaces
 
 import ppo
-from ppo import Run, export
+from ppo import Run, cli, export
 from ppo.results import export as exports
 from ppo.results.export import ExportError
+from tests.helpers import limited_file_sizes
 from tests.ppo.runs import command, untrained_run, with_reports
 from vecenv.spaces import leaves, nest, pick
 
@@ -104,36 +107,55 @@ def test_exported_actions_are_within_bounds_and_equal_the_actions_of_load_policy
     np.testing.assert_allclose(actions, ppo.load_policy(run.path)(observations), atol=1e-6)
 
 
+class Linear(tf.Module):
+    """A network with one layer, whose outputs include the result of an operation on its inputs."""
+
+    def __init__(self, num_outputs, operation):
+        super().__init__()
+        self.weights, self._operation = tf.Variable(tf.ones([3, num_outputs]) / 10), operation
+
+    def __call__(self, inputs):
+        outputs = inputs @ self.weights + self._operation(inputs)[:, None]
+        return outputs, outputs[:, :1]
+
+
+def restless_network(inputs, num_outputs, seed):
+    """Acts differently in each graph."""
+    graphs = itertools.count()
+    return Linear(num_outputs, lambda x: 0 * x[:, 0] + next(graphs) / 100)
+
+
+def determinant_network(inputs, num_outputs, seed):
+    return Linear(num_outputs, lambda x: tf.linalg.det(x[:, :1, None]))
+
+
+def gamma_network(inputs, num_outputs, seed):
+    return Linear(num_outputs, lambda x: tf.math.lgamma(x[:, 0]))
+
+
+def run_of_network(folder, network, action_space):
+    run = untrained_run(folder, VECTOR, action_space, network=f"{__name__}:{network}")
+    return Run.open(run, trust_modules=True)
+
+
 @pytest.mark.parametrize("format", ONE_FORMAT)
-def test_an_export_that_acts_differently_is_an_error_and_leaves_nothing(tmp_path, monkeypatch, format):
-    run = untrained_run(tmp_path / "runs", VECTOR, spaces.Box(-1, 1, (2,)), policy_output_gain=1.0)
-    monkeypatch.setattr(exports._Served, "_serve", _off_by_a_little(exports._Served._serve))
-    with pytest.raises(ExportError, match=r"acts differently from the checkpoint: its actions differ by 0\.01"):
+def test_an_export_that_acts_differently_is_an_error_and_leaves_nothing(tmp_path, format):
+    run = run_of_network(tmp_path / "runs", "restless_network", spaces.Box(-1, 1, (2,)))
+    with pytest.raises(ExportError, match=r"acts differently from the checkpoint: its actions differ by 0\.0"):
         export(run, tmp_path / "out", format)
     assert not (tmp_path / "out").exists()
 
 
-def _off_by_a_little(serve):
-    def wrong(self, *inputs):
-        outputs = serve(self, *inputs)
-        return {**outputs, "action": outputs["action"] * 0 + outputs["action"] + 0.01}
-
-    return wrong
-
-
 @pytest.mark.parametrize(
-    ("format", "operation", "error"),
+    ("format", "network", "error"),
     [
-        ("tflite", lambda x: tf.linalg.det(x[:, :1, None]), ".*"),
-        ("tflite", lambda x: tf.math.lgamma(x[:, 0]), ".*"),  # the converter succeeds, but the file cannot run
-        ("onnx", lambda x: tf.math.lgamma(x[:, 0]), ".*Lgamma.*"),
+        ("tflite", "determinant_network", ".*"),
+        ("tflite", "gamma_network", ".*"),  # the converter succeeds, but the file cannot run
+        ("onnx", "gamma_network", ".*Lgamma.*"),
     ],
 )
-def test_an_operation_that_a_format_lacks_is_a_one_sentence_error_and_leaves_nothing(
-    tmp_path, monkeypatch, format, operation, error
-):
-    run = untrained_run(tmp_path / "runs", VECTOR, spaces.Discrete(2))
-    monkeypatch.setattr(exports._Served, "_serve", lambda self, x: {"action": tf.cast(operation(x), tf.int64)})
+def test_an_operation_that_a_format_lacks_is_a_one_sentence_error_and_leaves_nothing(tmp_path, format, network, error):
+    run = run_of_network(tmp_path / "runs", network, spaces.Discrete(2))
     with pytest.raises(
         ExportError, match=rf"this policy cannot be exported as {format}: {error}\. Export a savedmodel"
     ):
@@ -196,8 +218,8 @@ def gelu_network(inputs, num_outputs, seed):
 
 @pytest.mark.parametrize("format", ONE_FORMAT)
 def test_a_custom_network_can_be_exported(tmp_path, format):
-    run = untrained_run(tmp_path / "runs", VECTOR, spaces.Box(-1, 1, (2,)), network=f"{__name__}:gelu_network")
-    assert export(Run.open(run.path, trust_modules=True), tmp_path / "out", format)[1] <= 1e-5
+    run = run_of_network(tmp_path / "runs", "gelu_network", spaces.Box(-1, 1, (2,)))
+    assert export(run, tmp_path / "out", format)[1] <= 1e-5
 
 
 @pytest.mark.parametrize(
@@ -401,35 +423,23 @@ def test_the_policy_of_a_registered_env_can_be_exported(tmp_path):
     assert export(run, tmp_path / "out", "tflite")[1] <= 0.01
 
 
-FULL_DISK = """
-import resource, sys
-from ppo.__main__ import main
-resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
-for words in {commands!r}:
-    try:
-        main(words)
-    except SystemExit as ended:
-        print(ended.code)
-        print("end of", words, file=sys.stderr)
-"""
-
-
-def test_a_full_disk_is_a_one_sentence_error_and_leaves_nothing(tmp_path):
-    """A limit of two kilobytes per file stands in for a full disk. One process runs all commands."""
-    box = gym.make("CartPole-v1").observation_space
-    run = untrained_run(tmp_path / "runs", box, spaces.Discrete(2), env="CartPole-v1", given=False)
-    with_reports(run, [{"env_steps": 1, "wall_s": 1.0, "return_mean": 1.0}])
-    flags = [
+@pytest.mark.parametrize(
+    "words",
+    [
         ["export", "--format", "savedmodel"],
         ["export", "--format", "tflite"],
         ["plot"],
         ["visualize", "--episodes", "1"],
-    ]
-    code = FULL_DISK.format(commands=[[*words, str(run.path), "--outdir", str(tmp_path / "out")] for words in flags])
-    # A measurement of coverage could not write its data either.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment)
-    assert done.stdout.split() == ["2"] * 4 and "Traceback" not in done.stderr, done.stderr
-    for error in done.stderr.split("end of")[:4]:
-        assert "Choose another folder" in error or "is the disk full?" in error, done.stderr
+    ],
+    ids=" ".join,
+)
+def test_a_full_disk_is_a_one_sentence_error_and_leaves_nothing(tmp_path, capsys, words):
+    box = gym.make("CartPole-v1").observation_space
+    run = untrained_run(tmp_path / "runs", box, spaces.Discrete(2), env="CartPole-v1", given=False)
+    with_reports(run, [{"env_steps": 1, "wall_s": 1.0, "return_mean": 1.0}])
+    name, *flags = words
+    with limited_file_sizes(2000), pytest.raises(SystemExit) as ended:
+        cli.main(lambda: command(name, [*flags, run.path, "--outdir", tmp_path / "out"]))
+    assert ended.value.code == 2
+    assert re.search(r"Choose another folder|is the disk full\?", capsys.readouterr().err)
     assert not (tmp_path / "out").exists()

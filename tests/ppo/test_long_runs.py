@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ import pytest
 import ppo
 import vecenv
 from ppo.run import resume
+from tests.helpers import limited_file_sizes
 from tests.ppo.envs import TurnsBad
 from tests.ppo.runs import QUICKLY_COMPILED, checkpoints, reports, variables
 
@@ -44,25 +46,30 @@ class StopAfter(ppo.Callback):
         self.warnings.append(message)
 
 
+FRAMES = {"env": "Pendulum-v1", "num_workers": 1, "wrappers": ('FrameStackObservation:{"stack_size": 3}',)}
+SETTINGS = [
+    {"env": "Pendulum-v1", "num_workers": 2},
+    {"env": "CartPole-v1", "recurrent": "gru"},
+    {"env": "Hopper-v5"},
+    {"env": "Taxi-v4"},
+    {"env": "Ant-v5", "num_workers": 2},
+]
+
+
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {"env": "Pendulum-v1", "num_workers": 1, "wrappers": ('FrameStackObservation:{"stack_size": 3}',)},
-        pytest.param({"env": "Pendulum-v1", "num_workers": 2}, marks=pytest.mark.slow),
-        pytest.param({"env": "CartPole-v1", "recurrent": "gru"}, marks=pytest.mark.slow),
-        pytest.param({"env": "Hopper-v5"}, marks=pytest.mark.slow),
-        pytest.param({"env": "Taxi-v4"}, marks=pytest.mark.slow),
-        pytest.param({"env": "Ant-v5", "num_workers": 2}, marks=pytest.mark.slow),
-    ],
-    ids=lambda settings: "-".join(map(str, settings.values())),
+    ("settings", "stops"),
+    [(FRAMES, [3]), *(pytest.param(settings, [3, 6], marks=pytest.mark.slow) for settings in SETTINGS)],
+    ids=str,
 )
-def test_an_interrupted_run_reaches_the_same_parameters_as_an_uninterrupted_run(tmp_path, settings):
+def test_an_interrupted_run_reaches_the_same_parameters_as_an_uninterrupted_run(tmp_path, settings, stops):
     config = dataclasses.replace(CONFIG, **settings)
     whole = ppo.train(config, logdir=tmp_path / "whole")
-    callback = StopAfter(3 * 128)
+    callback = StopAfter(stops[0] * 128)
     part = ppo.train(config, logdir=tmp_path / "part", callbacks=[callback])
-    callback.env_steps = 6 * 128
-    ppo.resume(part.path, callbacks=[callback])
+    for stop in stops[1:]:
+        callback.env_steps = stop * 128
+        ppo.resume(part.path, callbacks=[callback])
+    callback.env_steps = None
     resumed = ppo.resume(part.path, callbacks=[callback])
     assert not callback.warnings
     expected = reports(whole.path, times=False)
@@ -74,12 +81,16 @@ def test_an_interrupted_run_reaches_the_same_parameters_as_an_uninterrupted_run(
     np.testing.assert_array_equal(whole.evaluation.returns, resumed.evaluation.returns)
 
 
-def test_training_progress_survives_damaged_env_states(tmp_path):
-    callback = StopAfter(3 * 128)
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """Returns the folder of a run that a callback stopped after three updates."""
     config = dataclasses.replace(CONFIG, env="CartPole-v1", checkpoint_interval=128)
-    path = ppo.train(config, logdir=tmp_path, callbacks=[callback]).path
+    return ppo.train(config, logdir=tmp_path_factory.mktemp("stopped"), callbacks=[StopAfter(3 * 128)]).path
+
+
+def test_training_progress_survives_damaged_env_states(tmp_path, stopped):
+    callback, path = StopAfter(4 * 128), shutil.copytree(stopped, tmp_path / "run")
     (checkpoints(path)[-1] / "envs.npz").write_bytes(b"damaged")
-    callback.env_steps = 4 * 128
     result = ppo.resume(path, callbacks=[callback])
     assert result.env_steps == 4 * 128 and "envs.npz holds no env states" in callback.warnings[0]
 
@@ -112,7 +123,7 @@ def test_envs_whose_state_cannot_be_restored_begin_fresh_episodes_which_each_run
 # Kills.
 
 COMMAND = [sys.executable, "-m", "ppo", "train", "--env", "CartPole-v1", "--num-envs", "4", "--num-steps", "16",
-           "--minibatch-size", "32", "--epochs", "1", "--total-steps", "100000000", "--checkpoint-interval", "64",
+           "--minibatch-size", "32", "--epochs", "2", "--total-steps", "100000000", "--checkpoint-interval", "64",
            "--report-interval", "64", "--num-workers", "2"]  # fmt: skip
 QUICKLY = {**os.environ, **QUICKLY_COMPILED}
 
@@ -148,35 +159,28 @@ def test_a_run_killed_at_any_moment_can_be_resumed(tmp_path, kills):
 
 # A full disk. A limit on file sizes stands in for it: a write fails when the file is half written.
 
-LIMITED = """
-import resource, signal, sys
-import ppo
-from ppo import cli as commands
-from ppo.cli.train import command
 
-class Limit(ppo.Callback):
+class Limits(ppo.Callback):
+    """Limits the sizes of files after 128 env-steps."""
+
+    def __init__(self, limit, stack):
+        self.limit, self.stack = limit, stack
+
     def on_update(self, report):
         if report["env_steps"] == 128:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
-
-train = ppo.train
-ppo.train = lambda config, **options: train(config, **{**options, "callbacks": Limit()})
-commands.main(lambda: command(sys.argv[2:]))
-"""
+            self.stack.enter_context(limited_file_sizes(self.limit))
 
 
 @pytest.mark.parametrize("limit", [3000, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 20_000))])
 def test_a_full_disk_is_an_error_that_keeps_the_last_good_checkpoint(tmp_path, limit):
-    words = [*COMMAND[4:], "--logdir", str(tmp_path)]
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(limit), *words], capture_output=True, text=True, timeout=120, env=QUICKLY
-    )
-    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
-    assert "error: cannot write" in done.stderr and "File too large" in done.stderr
-    (run,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    config = dataclasses.replace(CONFIG, env="CartPole-v1", total_steps=10**6, num_workers=2, checkpoint_interval=128)
+    error = pytest.raises(ppo.RunError, match=r"cannot write .*File too large")
+    with error, ExitStack() as stack:
+        ppo.train(config, logdir=tmp_path, callbacks=Limits(limit, stack), progress=False)
+    (run,) = tmp_path.iterdir()
     last = newest(run)
     assert last >= 128
-    stop = StopAfter(last + 64)
+    stop = StopAfter(last + 128)
     assert ppo.resume(run, callbacks=[stop]).env_steps == stop.env_steps
     assert not stop.warnings
 
@@ -268,12 +272,11 @@ def test_the_error_for_a_mask_that_forbids_every_action_names_the_env(tmp_path):
     assert not ppo.train(CONFIG, envs, logdir=tmp_path).interrupted
 
 
-def test_a_checkpoint_of_another_version_is_an_error_that_says_so(tmp_path):
-    config = dataclasses.replace(CONFIG, env="CartPole-v1", total_steps=128, num_workers=0)
-    run = ppo.train(config, logdir=tmp_path, progress=False).path
+def test_a_checkpoint_of_another_version_is_an_error_that_says_so(tmp_path, stopped):
+    run = shutil.copytree(stopped, tmp_path / "run")
     file = checkpoints(run)[-1] / "progress.json"
     values = json.loads(file.read_text())
     del values["episodes"]
     file.write_text(json.dumps(values))
     with pytest.raises(ppo.RunError, match=r"lacks 'episodes', so it comes from another version of ppo: use"):
-        ppo.resume(run, total_steps=256, progress=False)
+        ppo.resume(run, progress=False)

@@ -43,6 +43,7 @@ CONFIG = Config(
     minibatch_size=32,
     checkpoint_interval=32,
     report_interval=100_000,
+    eval_episodes=2,
 )
 
 
@@ -191,8 +192,9 @@ def test_the_kl_of_updates_stays_near_its_limit(tmp_path):
 def test_a_new_run_whose_actions_have_the_wrong_scale_begins_with_a_warning(tmp_path):
     wide = 'RescaleAction:{"min_action": -1000, "max_action": 1000}'
     config = dataclasses.replace(
-        CONFIG, env="Pendulum-v1", wrappers=(wide,), num_workers=0, eval_episodes=1, total_steps=32
-    )
+        CONFIG, env="Pendulum-v1", env_kwargs={"max_episode_steps": 20}, wrappers=(wide,), num_workers=0,
+        eval_episodes=1, total_steps=32,
+    )  # fmt: skip
     notes = Notes()
     path = ppo.train(config, logdir=tmp_path, callbacks=notes).path
     (warning,) = notes.warnings
@@ -302,7 +304,7 @@ def test_the_time_of_an_evaluation_is_included_in_the_speed_of_the_next_report(t
     ],
 )
 def test_the_error_of_a_failed_rollout_names_the_step(tmp_path, fails, error, num_workers):
-    config = dataclasses.replace(CONFIG, step_timeout_s=5, num_workers=num_workers)
+    config = dataclasses.replace(CONFIG, step_timeout_s=2, num_workers=num_workers)
     run = Run.create(tmp_path, "fails", config)
     with pytest.raises(error) as caught:
         run_training(config, run, Callbacks([]), envs=[functools.partial(Fails, fails)] * 2)
@@ -378,12 +380,12 @@ class Raises(Callback):
     def __init__(self, method, error):
         self.steps = 0
         setattr(self, method, self._raise)
-        self._error = error
+        self.error = error
 
     def _raise(self, report, *_):
         self.steps = report["env_steps"] if isinstance(report, dict) else report
         if self.steps == 160:
-            raise self._error
+            raise self.error
 
 
 RARELY = dataclasses.replace(CONFIG, env="Failing-v0", checkpoint_interval=10**9, report_interval=32, eval_episodes=1)
@@ -451,7 +453,7 @@ def test_the_last_finished_update_is_saved_whatever_ends_the_run(tmp_path, undis
     settings, raised = CAUSES[cause]
     config = dataclasses.replace(RARELY, **settings)
     callbacks = [raised] if isinstance(raised, Raises) else []
-    error = type(raised._error) if callbacks else raised
+    error = type(raised.error) if callbacks else raised
     with pytest.raises(error) as caught:
         ppo.train(config, logdir=tmp_path / "runs", callbacks=callbacks)
     (run,) = (tmp_path / "runs").iterdir()

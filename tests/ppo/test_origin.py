@@ -50,7 +50,7 @@ def test_a_run_starts_from_the_networks_and_normalizers_of_another_but_not_from_
     result = ppo.train(config, callbacks=Listening(), init_from=origin.name, logdir=origin.parent, name="fine")
     assert steps == [0] and result.env_steps == 128
     before, after = (load_agent(Run.open(path), print) for path in (origin, result.path))
-    weights = [agent.network._policy.trainable_variables for agent in (before, after)]
+    weights = [agent.network.trainable_variables for agent in (before, after)]
     for old, new in zip(*weights, strict=True):
         np.testing.assert_allclose(new, old, atol=1e-6)
     (old,), (new,) = ([leaf.normalizer.moments for leaf in a.observations.leaves.values()] for a in (before, after))

@@ -458,9 +458,8 @@ def test_rank_0_of_a_slurm_job_step_is_on_the_first_host(monkeypatch, hosts, fir
 
 
 def test_without_a_slurm_job_step_there_are_no_slurm_ranks(tmp_path):
-    code, output = finished(train(tmp_path, ranks="slurm"))
-    assert code == 2, output
-    assert "needs the environment of a Slurm job step" in output
+    with pytest.raises(ConfigError, match="needs the environment of a Slurm job step"):
+        command("train", [*FLAGS, "--logdir", tmp_path, "--ranks", "slurm"])
 
 
 def weights_of(run):
@@ -471,15 +470,20 @@ def weights_of(run):
     ("flags", "numbers"),
     [((), (1,)), slow(((), (2,))), slow((("--recurrent", "gru"), (2, 1)))],
 )
-def test_a_run_resumes_with_any_number_of_ranks(tmp_path, monkeypatch, undisturbed, flags, numbers):
+def test_a_run_resumes_with_any_number_of_ranks(tmp_path, monkeypatch, capfd, undisturbed, flags, numbers):
     """With the same number, it repeats the rest of an undisturbed run; with another, the episodes continue."""
     monkeypatch.setenv("SIGNAL", str(tmp_path / "none"))
     whole = undisturbed(2, *flags)
     for ranks in numbers:
         run = rewound(whole, tmp_path / f"resumed-{ranks}")
-        code, output = finished(train(tmp_path, "--resume", run, *DISTURBED[:2], "--trust-modules", ranks=ranks))
-        assert code == 0, output
-        assert "fresh episodes" not in output
+        words = ["--resume", run, *DISTURBED[:2], "--trust-modules"]
+        if ranks == 1:
+            assert command("train", [*FLAGS, "--logdir", tmp_path, "--ranks", 1, *words]) == 0
+            output = "".join(capfd.readouterr())
+        else:
+            code, output = finished(train(tmp_path, *words, ranks=ranks))
+            assert code == 0, output
+        assert "run folder: " in output and "fresh episodes" not in output
         assert [one["episodes"] for one in reports(run)] == [one["episodes"] for one in reports(whole)]
         if ranks == 2:
             np.testing.assert_array_equal(weights_of(run), weights_of(whole))
@@ -487,7 +491,7 @@ def test_a_run_resumes_with_any_number_of_ranks(tmp_path, monkeypatch, undisturb
 
 @pytest.mark.parametrize("number", [signal.SIGINT, slow((signal.SIGTERM,))])
 def test_a_signal_stops_all_ranks_after_an_update(tmp_path, number):
-    process = train(tmp_path, "--total-steps", 10**7, "--report-interval", 64)
+    process = train(tmp_path, "--total-steps", 10**7, "--report-interval", 64, "--num-workers", 0)
     ranks = ranks_of(process)
     wait_for_reports(tmp_path, process)
     process.send_signal(number)
@@ -629,7 +633,7 @@ class FailsOnOneRank(gym.Wrapper):
 @pytest.mark.parametrize("described_by", ["Slurm", slow(("TF_CONFIG",))])
 def test_ranks_with_different_settings_end_with_an_error_on_each(tmp_path, described_by):
     if described_by == "Slurm":
-        processes = start_in_slurm(tmp_path, job=os.getpid(), seeds=(0, 1))
+        processes = start_in_slurm(tmp_path, "--num-workers", 0, job=os.getpid(), seeds=(0, 1))
     else:
         processes = []
         for number, addresses in enumerate([free_addresses(2)] * 2):
@@ -657,9 +661,8 @@ def test_ranks_with_different_settings_end_with_an_error_on_each(tmp_path, descr
     ],
 )
 def test_unequal_shares_are_an_error(tmp_path, flags, message):
-    code, output = finished(train(tmp_path, *flags))
-    assert code == 2
-    assert message in output
+    with pytest.raises(ConfigError, match=message):
+        command("train", [*FLAGS, "--logdir", tmp_path, "--ranks", 2, *flags])
     assert not list(tmp_path.iterdir())
 
 

@@ -12,8 +12,9 @@ import tensorflow as tf
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
 )
-from pathlib import Path
+tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})  # the graph is checked, not its speed
 import ppo.trainer
+from ppo.algorithm import update
 from ppo.model.agent import Agent
 from ppo.callbacks import Callbacks
 from ppo.config import Config
@@ -23,6 +24,7 @@ from ppo.run.folder import Run
 def device(name):
     return tf.DeviceSpec.from_string(name).device_index
 
+update.compiles_updates = False  # XLA supports only one CPU device
 Agent.on_host = property(lambda self: all(device(v.device) == 0 for v in self.variables))
 config = Config(env="CartPole-v1", num_envs=4, num_workers=0, num_steps=8, minibatch_size=16, epochs=1, eval_episodes=2,
                 recurrent=sys.argv[1], total_steps=96)
@@ -30,8 +32,6 @@ with tf.device("/CPU:1"), training_envs(config, None) as envs:
     run = Run.create(sys.argv[2], "run", config)
     run.write_spaces({"": (envs.single_observation_space, envs.env_action_space)}, given=False)
     trainer = ppo.trainer.Trainer(config, run, envs, Callbacks([]))
-    learner = trainer.learner
-    learner.update = tf.function(learner._update, autograph=False)  # XLA supports only one CPU device
     trainer.begin()
     before = [v.numpy() for v in trainer.agent.learned]
     for _ in range(2):

@@ -104,7 +104,15 @@ def test_the_chosen_form_is_logged_without_a_warning_because_the_forms_are_equal
     assert "consists of single envs: ValueError: life_loss_info=True needs autoreset_mode='SameStep'" in rejected
 
 
-@pytest.mark.parametrize("kwargs", [slow({}), {"backend": "python", "life_loss_info": True}], ids=str)
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        slow({}),
+        slow({"backend": "python", "life_loss_info": True}),
+        {"backend": "python", "life_loss_info": True, "noop_max": 0, **SMALL},
+    ],
+    ids=str,
+)
 def test_both_forms_pass_the_conformance_suite(kwargs):
     kwargs = {"max_num_frames_per_episode": 40, **kwargs}
     assert len(check_vector_env(lambda: vecenv.make("vecenv.atari:Atari/Breakout-v5", 2, 0, **kwargs), max_steps=40))

@@ -151,7 +151,7 @@ def test_a_stopped_worker_does_not_outlive_its_killed_parent(context, tmp_path):
     assert len(pids) == 2 and errors == ""
     wait_for_end(pids)
     while os.listdir(tmp_path):  # the resource tracker removes them
-        os.sched_yield()
+        time.sleep(0.005)
 
 
 STUCK = """
@@ -204,7 +204,7 @@ def test_a_signal_to_the_process_group_leaves_no_process_and_no_temporary_files(
     assert len(pids) == 2
     wait_for_end(pids)
     while os.listdir(tmp_path):
-        os.sched_yield()
+        time.sleep(0.005)
 
 
 @pytest.mark.parametrize("context", METHODS)

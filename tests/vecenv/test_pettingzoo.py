@@ -160,7 +160,7 @@ def test_agents_that_leave_and_enter_equal_a_plain_loop(mode, num_workers):
 
 
 @pytest.mark.parametrize("name", ENVS)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [pytest.param("NextStep", marks=pytest.mark.slow), "SameStep"])
 def test_envs_of_packages_equal_a_plain_loop(name, mode):
     make = named(name)
     steps = 30 if "butterfly" in name or "sisl" in name else 60

@@ -428,7 +428,7 @@ envs.close(timeout={timeout_s})
     ("when", "call", "timeout_s"),
     [
         ("step", "envs.step_async([0, 0]); envs.step_wait(timeout={timeout_s})", 2.0),
-        ("step", "envs.send([0, 0]); envs.recv(timeout={timeout_s})", 2.0),
+        pytest.param("step", "envs.send([0, 0]); envs.recv(timeout={timeout_s})", 2.0, marks=pytest.mark.slow),
         ("close", "", 2.0),
         pytest.param("construction", "", 5.0, marks=pytest.mark.slow),
     ],
