@@ -9,7 +9,7 @@
 - The speed of PPO on HalfCheetah-v5 in C++, with the settings A and B of bench_ppo.py, in one process on all cores and
   in two ranks with half of the cores and 64 envs each, and the time of an update, which begins after its rollout.
 
-Speeds are medians over the updates of all rounds. Not measured: start-up, compilation, and a network between machines.
+Speeds are medians over the reports of all rounds. Not measured: start-up, compilation, and a network between machines.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from ppo.cli.launch import free_ports
 BYTES = (10_000, 50_000, 100_000, 1_000_000, 10_000_000)
 SUMS = 50
 ENVS = 8  # of a rank
-WARM_UP = 4  # updates that are not counted
-UPDATES = 16
+REPORTS = 5  # of a run; the first one is not counted, because it includes compilation
+UPDATES = 8  # per report
 ROUND = "from benchmarks.ranks import measure_sums; measure_sums({})"
 
 
@@ -80,9 +80,9 @@ def main(ranks: tuple[int, ...] = (1, 2, 4, 8), rounds: int = 3) -> None:
         print(f"| {name} | {cells[0]} | {cells[1]} |")
 
 
-def median(updates: list[dict[str, float]], name: str) -> float:
-    """Returns the median of a quantity over updates."""
-    return statistics.median(update[name] for update in updates)
+def median(reports: list[dict[str, float]], name: str) -> float:
+    """Returns the median of a quantity over reports."""
+    return statistics.median(report[name] for report in reports)
 
 
 def sleeping_run(workers: int, ranks: int) -> list[dict[str, float]]:
@@ -102,8 +102,8 @@ def cheetah_run(setting: str, ranks: int) -> list[dict[str, float]]:
 
 
 def run(flags: Mapping[str, Any], batch: int) -> list[dict[str, float]]:
-    """Trains; returns the env-steps per second and the seconds of learning of each update after the warm-up."""
-    more = {"report_interval": batch, "total_steps": batch * (WARM_UP + UPDATES), "eval_episodes": 1}
+    """Trains; returns the env-steps per second and the seconds of learning per update of each report."""
+    more = {"report_interval": batch * UPDATES, "total_steps": batch * UPDATES * REPORTS, "eval_episodes": 1}
     words = [word for name, value in {**flags, **more}.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "ppo", "train", *words, "--logdir", folder]
@@ -112,7 +112,7 @@ def run(flags: Mapping[str, Any], batch: int) -> list[dict[str, float]]:
         reports = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     return [
         {"speed": one["steps_per_s"], "update_s": batch / one["steps_per_s"] - batch / one["collect_steps_per_s"]}
-        for one in reports[WARM_UP:]
+        for one in reports[1:]
     ]
 
 
