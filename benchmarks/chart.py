@@ -36,7 +36,7 @@ def tables(page: str) -> list[list[list[str]]]:
 
 def speeds(page: str) -> dict[str, dict[str, int]]:
     """Returns the env-steps per second on HalfCheetah-v5 in the README's tables: by group, by name. Ours come first."""
-    python, other, *_ = tables(page)
+    _, python, other, *_ = tables(page)  # the first one shows trained agents
     row = next(row for row in python[1:] if row[0].startswith("HalfCheetah-v5"))
     groups = {"stepping Python envs, 64 envs": {name: cell for name, cell in zip(python[0][1:], row[1:], strict=True)}}
     for what, *cells, _ in other[1:]:

@@ -214,11 +214,16 @@ def a_restored_state_continues_equally(envs: VectorEnv, make: Make, max_steps: i
         states = restorable.get_state()
     except NotRestorable:
         raise _DoesNotApply from None
-    another: Any = make()
-    with contextlib.closing(another):
-        another.reset(seed=SEED + 1)  # all that the states do not hold differs
-        another.set_state(states)
-        for one, two in zip(_steps(envs, 50), _steps(another, 50), strict=True):
+    restored: list[Any] = [make(), make()]
+    with contextlib.closing(restored[0]), contextlib.closing(restored[1]):
+        for another in restored:
+            another.reset(seed=SEED + 1)  # all that the states do not hold differs
+            another.set_state(states)
+        for one, two, three in zip(*(_steps(each, 50) for each in (envs, *restored)), strict=True):
+            try:
+                _assert_same(two[:4], three[:4], "")
+            except AssertionError:  # not reproducible, which is the fault that another rule describes
+                raise _DoesNotApply from None
             _assert_same(one[:4], two[:4], "observations, rewards, terminated and truncated")
 
 

@@ -4,7 +4,6 @@ import functools
 import itertools
 import json
 import os
-import re
 import subprocess
 import sys
 import zipfile
@@ -16,10 +15,9 @@ import tensorflow as tf
 from gymnasium import spaces
 
 import ppo
-from ppo import Run, cli, export
+from ppo import Run, export
 from ppo.results import export as exports
 from ppo.results.export import ExportError
-from tests.helpers import limited_file_sizes
 from tests.ppo.runs import command, untrained_run, with_reports
 from vecenv.spaces import leaves, nest, pick
 
@@ -423,23 +421,35 @@ def test_the_policy_of_a_registered_env_can_be_exported(tmp_path):
     assert export(run, tmp_path / "out", "tflite")[1] <= 0.01
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
+FULL_DISK = """
+import resource, sys
+from ppo.__main__ import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+for words in {commands!r}:
+    try:
+        main(words)
+    except SystemExit as ended:
+        print(ended.code)
+        print("end of", words, file=sys.stderr)
+"""
+
+
+def test_a_full_disk_is_a_one_sentence_error_and_leaves_nothing(tmp_path):
+    """A limit of two kilobytes per file stands in for a full disk. One process runs all commands."""
+    box = gym.make("CartPole-v1").observation_space
+    run = untrained_run(tmp_path / "runs", box, spaces.Discrete(2), env="CartPole-v1", given=False)
+    with_reports(run, [{"env_steps": 1, "wall_s": 1.0, "return_mean": 1.0}])
+    flags = [
         ["export", "--format", "savedmodel"],
         ["export", "--format", "tflite"],
         ["plot"],
         ["visualize", "--episodes", "1"],
-    ],
-    ids=" ".join,
-)
-def test_a_full_disk_is_a_one_sentence_error_and_leaves_nothing(tmp_path, capsys, words):
-    box = gym.make("CartPole-v1").observation_space
-    run = untrained_run(tmp_path / "runs", box, spaces.Discrete(2), env="CartPole-v1", given=False)
-    with_reports(run, [{"env_steps": 1, "wall_s": 1.0, "return_mean": 1.0}])
-    name, *flags = words
-    with limited_file_sizes(2000), pytest.raises(SystemExit) as ended:
-        cli.main(lambda: command(name, [*flags, run.path, "--outdir", tmp_path / "out"]))
-    assert ended.value.code == 2
-    assert re.search(r"Choose another folder|is the disk full\?", capsys.readouterr().err)
+    ]
+    code = FULL_DISK.format(commands=[[*words, str(run.path), "--outdir", str(tmp_path / "out")] for words in flags])
+    # A measurement of coverage could not write its data either.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment)
+    assert done.stdout.split() == ["2"] * 4 and "Traceback" not in done.stderr, done.stderr
+    for error in done.stderr.split("end of")[:4]:
+        assert "Choose another folder" in error or "is the disk full?" in error, done.stderr
     assert not (tmp_path / "out").exists()

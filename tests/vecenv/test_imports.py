@@ -42,7 +42,7 @@ ROOMS = {
         "workers",
         "wrappers",
     },
-    "testing": {"spaces", "rows", "sync_vector_env"},
+    "testing": {"errors", "spaces", "rows", "sync_vector_env"},
     "__main__": {"opengl", "resources"},
     "__init__": {
         "async_vector_env",
