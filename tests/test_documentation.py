@@ -275,7 +275,7 @@ def test_the_kubernetes_job_starts_ranks_that_resume_the_newest_run(tmp_path):
 def test_the_slurm_script_resumes_its_run(tmp_path):
     (script,) = [block for block in blocks(ROOT / "docs" / "cluster.md", "bash") if "srun" in block]
     words = _in_the_shell(script, tmp_path, SLURM_JOB_ID="7").split()
-    assert words[:6] == ["python", "-m", "ppo", "train", "--ranks", "slurm"]
+    assert words[:6] == [".venv/bin/python", "-m", "ppo", "train", "--ranks", "slurm"]
     assert parsed(*words[4:]) == SCORED
     (tmp_path / "runs" / "7" / "20260101-000000-cheetah" / "checkpoints" / "step_1").mkdir(parents=True)
     assert _in_the_shell(script, tmp_path, SLURM_JOB_ID="7").endswith(
