@@ -21,18 +21,19 @@ import tyro
 from benchmarks.machine import in_turns, load_tensorflow
 
 
-def main(run: Annotated[Path, tyro.conf.Positional], rounds: int = 2000) -> None:
+def main(run: Annotated[Path, tyro.conf.Positional], rounds: int = 2000, trust_modules: bool = False) -> None:
     """Prints the latency of the policy of a run in each format.
 
     Args:
         run: Run folder.
         rounds: Number of calls that count.
+        trust_modules: Whether to import the module of a custom network, which executes its code.
     """
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     load_tensorflow()  # with one thread
     with tempfile.TemporaryDirectory() as folder:
-        calls = _calls(run, folder)
+        calls = _calls(run, trust_modules, folder)
         seconds = in_turns(calls, rounds, warm_up=100)
     print("| format | median, ms | 99th percentile, ms | calls per second |\n|---|---:|---:|---:|")
     for format, taken in seconds.items():
@@ -40,7 +41,7 @@ def main(run: Annotated[Path, tyro.conf.Positional], rounds: int = 2000) -> None
         print(f"| {format} | {1e3 * median:.3f} | {1e3 * slow:.3f} | {1 / slow:,.0f} |")
 
 
-def _calls(run: Path, folder: str) -> dict[str, Callable[[], Any]]:
+def _calls(path: Path, trust_modules: bool, folder: str) -> dict[str, Callable[[], Any]]:
     """Returns a function for each format that passes one observation to the policy and reads its action."""
     import onnxruntime
     import tensorflow as tf
@@ -48,6 +49,7 @@ def _calls(run: Path, folder: str) -> dict[str, Callable[[], Any]]:
 
     import ppo
 
+    run = ppo.Run.open(path, trust_modules=trust_modules)
     files = {format: str(ppo.export(run, folder, format)[0]) for format in ("onnx", "tflite", "savedmodel")}
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
