@@ -299,7 +299,10 @@ def before_each_message(act: Callable[[bytes], object]) -> Iterator[None]:
 
 @contextmanager
 def limited_file_sizes(limit: int) -> Iterator[None]:
-    """Limits the size of each file to `limit` bytes until the end of the block. Stands in for a full disk."""
+    """Limits the size of each file to `limit` bytes until the end of the block. Stands in for a full disk.
+
+    A fork server that starts in the block would keep the limit, so start the workers before.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
     try:

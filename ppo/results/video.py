@@ -156,7 +156,8 @@ def record_run(
             return files, evaluation
     # Before OSError, because an error of the env can be both.
     except (vecenv.VecEnvError, multiprocessing.TimeoutError) as error:
-        hint = " Its constructor must accept render_mode." if "during construction" in str(error) else ""
+        refused = isinstance(error, TypeError) and "during construction" in str(error)
+        hint = " Its constructor must accept render_mode." if refused else ""
         raise VideoError(f"{config.env} could not be recorded: {sentence_of(error)}{hint}") from error
     except OSError as error:
         raise VideoError(f"cannot write videos into {folder}: {error}. Choose another folder (--outdir).") from error

@@ -188,6 +188,10 @@ def test_a_camera_that_does_not_exist_is_a_one_sentence_error(tmp_path, make, me
         record_run(run, tmp_path / "out", 1, envs=make, camera=7)
 
 
+def without_license():
+    raise ValueError("the license has expired")
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -204,6 +208,7 @@ def test_a_camera_that_does_not_exist_is_a_one_sentence_error(tmp_path, make, me
         ),
         (Growing, r"could not be recorded: ValueError: render\(\) returned \(10, 64, 3\) after \(8, 64, 3\)"),
         (RaisingLater, "could not be recorded: ValueError: the brush broke"),
+        (without_license, "could not be recorded: ValueError: the license has expired$"),
     ],
 )
 def test_an_env_that_cannot_be_rendered_is_a_one_sentence_error_and_leaves_no_file(tmp_path, make, message):
