@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class StopTraining(Exception):
-    """Raise this in a callback to interrupt a run. The run is saved and can be resumed, but not evaluated.
+    """Raise this in a callback to interrupt a run after the current update. `Callback.stop` finishes a run instead.
 
-    Raised in `on_warning`, it ends the run after the next update. `Callback.stop` finishes a run instead.
+    The run is saved and can be resumed, but not evaluated. The other callbacks are called first.
     """
 
 
@@ -89,15 +89,20 @@ class Callback:
 
 
 class Callbacks(Callback):
-    """Several callbacks as one. They are called in order."""
+    """Several callbacks as one. They are called in order.
+
+    Attributes:
+        interrupted: Whether a callback has raised `StopTraining`.
+    """
 
     def __init__(self, callbacks: Iterable[Callback]):
         self._callbacks = list(callbacks)
         self._started: list[Callback] = []
-        self._stop: StopTraining | None = None
+        self.interrupted = False
 
     def attach(self, config: Config) -> None:
         """Gives all callbacks the settings of a run that begins, and drops what is left of an earlier run."""
+        self.interrupted = False
         for one in self._callbacks:
             for name in ("_logged", "_reason", "policies", "policy"):
                 vars(one).pop(name, None)
@@ -115,43 +120,44 @@ class Callbacks(Callback):
         """Why a callback wants to finish the run, see `stop`. None if none does."""
         return next((vars(one)["_reason"] for one in self._callbacks if "_reason" in vars(one)), None)
 
+    @property
+    def stops(self) -> bool:
+        """Whether a callback wants to interrupt or to finish the run."""
+        return self.interrupted or self.reason is not None
+
     def logged(self) -> dict[str, float]:
         """Returns the values of `log` since the last call, by name."""
         return {name: value for one in self._callbacks for name, value in vars(one).pop("_logged", {}).items()}
 
     def on_status(self, status: Status) -> None:
-        for callback in self._callbacks:
-            callback.on_status(status)
+        self._call("on_status", status)
 
     def on_start(self, config: Config, env_steps: int) -> None:
-        for callback in self._callbacks:
-            self._started.append(callback)  # before the call, which may raise halfway through
-            callback.on_start(config, env_steps)
+        self._call("on_start", config, env_steps)
 
     def on_update(self, report: dict[str, Any]) -> None:
-        for callback in self._callbacks:
-            callback.on_update(report)
-        if self._stop is not None:
-            raise self._stop
+        self._call("on_update", report)
 
     def on_report(self, report: dict[str, Any]) -> None:
-        for callback in self._callbacks:
-            callback.on_report(report)
+        self._call("on_report", report)
 
     def on_evaluation(self, env_steps: int, evaluation: Evaluation) -> None:
-        for callback in self._callbacks:
-            callback.on_evaluation(env_steps, evaluation)
+        self._call("on_evaluation", env_steps, evaluation)
 
     def on_checkpoint(self, env_steps: int, path: Path) -> None:
-        for callback in self._callbacks:
-            callback.on_checkpoint(env_steps, path)
+        self._call("on_checkpoint", env_steps, path)
 
     def on_warning(self, message: str) -> None:
+        self._call("on_warning", message)
+
+    def _call(self, name: str, *arguments: Any) -> None:
         for callback in self._callbacks:
+            if name == "on_start":
+                self._started.append(callback)  # before the call, which may raise halfway through
             try:
-                callback.on_warning(message)
-            except StopTraining as stop:  # a warning may be issued during an exchange between ranks
-                self._stop = stop
+                getattr(callback, name)(*arguments)
+            except StopTraining:  # kept for the end of the update, because the other ranks complete it
+                self.interrupted = True
 
     def on_end(self, result: Result | None, error: BaseException | None) -> None:
         """Calls every callback that was started, even if one of them raises.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from typing import Any
 
 import tensorflow as tf
@@ -13,7 +13,7 @@ import vecenv
 from ppo.algorithm.ranks import Exchange, RankLost, Ranks
 from ppo.algorithm.rollout import Collected, Collector
 from ppo.algorithm.teams import Team, team_of_envs, team_of_group
-from ppo.callbacks import Callbacks, StopTraining
+from ppo.callbacks import Callbacks
 from ppo.config import Config, ConfigError
 from ppo.envs import EnvSource, evaluation_envs, mask_warning, spaces_of, training_envs
 from ppo.footprint import check_mappings, check_memory
@@ -98,25 +98,19 @@ def run_training(
                 start_from(origin, started, run, callback.on_warning)
             worker_died = False
             try:
-                stopping = ranks.any(trainer.begin())
-                while not trainer.progress.finished and not stopping:
-                    metrics = trainer.iterate()
-                    if trainer.conclude(metrics):
-                        stop.set()
-                    stopping = ranks.any(stop.is_set())
+                trainer.begin()
+                while not trainer.progress.finished and not ranks.any(stop.is_set() or callback.stops):
+                    trainer.conclude(trainer.iterate())
                 reason = trainer.reason(interrupted=stop.number is not None)
-                if trainer.progress.finished or reason:
+                if reason or (trainer.progress.finished and not ranks.any(callback.interrupted)):
                     return Result(run.path, trainer.progress.env_steps, trainer.finish(reason), stopped=reason)
-            except StopTraining:
-                pass
             except BaseException as error:
                 # A signal may go to the whole process group, whose workers it then kills.
                 worker_died = stop.number is not None and isinstance(error, vecenv.WorkerDied)
                 if not worker_died:
                     trainer.rescue(error)
                     raise
-            with suppress(StopTraining):
-                trainer.save(alone=worker_died)
+            trainer.save(alone=worker_died)
             return Result(run.path, trainer.progress.env_steps, evaluation=None, signal=stop.number)
 
 
@@ -198,12 +192,8 @@ class Trainer:
         # Views of the last rollout's slab, which the envs do not overwrite before the next rollout is complete.
         self._observed: dict[str, Any] = {}
 
-    def begin(self) -> bool:
-        """Restores the envs from the checkpoint; if that is not possible, resets them to begin fresh episodes.
-
-        Returns:
-            Whether a callback of rank 0 wants to stop. With one rank, `StopTraining` is raised instead of caught.
-        """
+    def begin(self) -> None:
+        """Restores the envs from the checkpoint; if that is not possible, resets them to begin fresh episodes."""
         self._status.activity = "resetting the environments"
         progress = self.progress
         if not self._saver.restore_envs():
@@ -218,8 +208,7 @@ class Trainer:
         self._status.activity = "training"
         self.policies()
         self._callback.attach_policies(lambda: {team.name: _live(team) for team in self.teams})
-        stops = self._stops(lambda: self._callback.on_start(self.config, progress.env_steps))
-        return stops or self._callback.reason is not None
+        self._callback.on_start(self.config, progress.env_steps)
 
     def iterate(self) -> dict[str, Any]:
         """Collects a rollout, updates the policies with it, and returns all metrics.
@@ -307,39 +296,24 @@ class Trainer:
         """Returns the current policy of each team on the host, by the name of the team."""
         return {team.name: team.policy() for team in self.teams}
 
-    def conclude(self, metrics: dict[str, Any]) -> bool:
-        """Reports and saves, each if it is due after an update; returns whether a callback of rank 0 wants to stop.
+    def conclude(self, metrics: dict[str, Any]) -> None:
+        """Reports and saves, each if it is due after an update.
 
         Order: the report of an update is written before its checkpoint, because a resumed run removes later reports.
-
-        Raises:
-            StopTraining: If a callback wants to stop and there is only one rank.
         """
-        progress, self._unreported = self.progress, metrics
-        stops = self._ranks.number == 0 and self._stops(lambda: self.report(metrics))
-        if progress.due(self.config.checkpoint_interval):  # even if a callback wants to stop: the other ranks save
-            stops |= self._stops(lambda: self.save(periodic=not progress.finished))
-        stops = stops or self._stops(lambda: self._callback.on_update(metrics))
-        return stops or self._callback.reason is not None
+        self._unreported = metrics
+        if self._ranks.number == 0:
+            self.report(metrics)
+        if self.progress.due(self.config.checkpoint_interval):
+            self.save(periodic=not self.progress.finished)
+        self._callback.on_update(metrics)
 
     def reason(self, *, interrupted: bool) -> str | None:
-        """Returns why a callback of rank 0 finishes the run early, if one does and no signal has interrupted rank 0."""
+        """Returns why a callback of rank 0 finishes the run early, if one does and nothing has interrupted rank 0."""
         if self.progress.finished:
             return None
+        interrupted |= self._callback.interrupted
         return self._ranks.texts("" if interrupted else self._callback.reason or "")[0] or None
-
-    def _stops(self, call: Callable[[], Any]) -> bool:
-        """Runs a function that calls callbacks; returns whether one of them wants to stop.
-
-        With one rank, `StopTraining` is not caught. With several, this rank must go on until all have agreed to stop.
-        """
-        try:
-            call()
-        except StopTraining:
-            if self._ranks.count == 1:
-                raise
-            return True
-        return False
 
     def report(self, metrics: dict[str, Any], *, last: bool = False) -> None:
         """Evaluates and reports, each if it is due after an update. The last update is always reported."""
@@ -366,13 +340,13 @@ class Trainer:
         env_steps, evaluation, metrics = self.progress.env_steps, self.evaluation, self._unreported
         if reason is not None:
             if metrics is not None and self._ranks.number == 0:
-                self._stops(lambda: self.report(metrics, last=True))
-            self._stops(self.save)
+                self.report(metrics, last=True)
+            self.save()
         if self._ranks.number > 0:
             return Evaluation.from_json(json.loads(self._ranks.texts("")[0]))
         if evaluation is None:
-            evaluation = shown = self.evaluate()
-            self._stops(lambda: self._callback.on_evaluation(env_steps, shown))
+            evaluation = self.evaluate()
+            self._callback.on_evaluation(env_steps, evaluation)
         self._ranks.texts(json.dumps(evaluation.to_json()))
         why = {} if reason is None else {"stopped": reason}
         self._run.write_evaluation({"env_steps": env_steps, **evaluation.summary(), **evaluation.to_json(), **why})

@@ -113,21 +113,37 @@ def test_the_first_error_at_the_end_of_a_finished_run_is_raised_after_all_callba
     assert raised.value.__notes__ == ["Recorder.on_end then raised KeyError('more')."] and len(calls) == 6
 
 
-class StopsAtWarnings(ppo.Callback):
-    def on_warning(self, message):
+class Stops(ppo.Callback):
+    def __init__(self, where):
+        setattr(self, where, self._stop)
+
+    def _stop(self, *arguments):
         raise ppo.StopTraining
 
 
-def test_a_warning_stops_a_run_after_the_next_update():
-    warned = []
+METHODS = {
+    "on_status": [None],
+    "on_start": [CONFIG, 0],
+    "on_update": [{}],
+    "on_report": [{}],
+    "on_evaluation": [0, EVALUATION],
+    "on_checkpoint": [0, Path("step_0")],
+    "on_warning": ["once"],
+}
+
+
+@pytest.mark.parametrize("where", METHODS)
+def test_a_callback_that_stops_a_run_is_noted_once_the_others_were_called(where):
+    called = []
     last = ppo.Callback()
-    last.on_warning = warned.append
-    callbacks = Callbacks([StopsAtWarnings(), last])
-    callbacks.on_update({})
-    callbacks.on_warning("once")
-    assert warned == ["once"]
-    with pytest.raises(ppo.StopTraining):
-        callbacks.on_update({})
+    setattr(last, where, lambda *arguments: called.append(list(arguments)))
+    callbacks = Callbacks([Stops(where), last])
+    for name, arguments in METHODS.items():
+        assert not callbacks.stops or list(METHODS).index(name) > list(METHODS).index(where)
+        getattr(callbacks, name)(*arguments)
+    assert called == [METHODS[where]] and callbacks.interrupted and callbacks.stops
+    callbacks.attach(CONFIG)
+    assert not callbacks.stops
 
 
 def test_callbacks_need_nothing_of_ppo_but_the_settings():

