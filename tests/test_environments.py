@@ -37,9 +37,8 @@ def test_some_fast_rows_are_of_packages_that_the_tests_install():
     assert {"lunar-lander", "minigrid"} <= set(INSTALLED)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "lunar-lander" else pytest.mark.slow) for name in INSTALLED]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", INSTALLED)
 def test_the_fast_rows_of_installed_packages_are_equal_and_conform(tmp_path, name):
     text = command(tmp_path, "--only", name, "--steps", "30", "--measure", "single", "equal", "conformance")
     record = json.loads((tmp_path / f"{name}.json").read_text())
@@ -142,6 +141,7 @@ def test_a_difference_from_gymnasium_is_our_fault(monkeypatch):
     assert caught.value.blame == "ours"
 
 
+@pytest.mark.slow
 def test_a_broken_rule_is_the_fault_of_the_package_if_gymnasium_breaks_it_too():
     with pytest.raises(Failed, match='"Two vector envs with the same seed') as caught:
         conformance(a_row("tests.registered:Unseeded-v0"))

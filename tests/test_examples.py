@@ -97,6 +97,7 @@ def test_the_crawler_learns_to_crawl(tmp_path):
     assert score_of(done) > 60  # m/s, summed over 200 steps of 0.05 s; a random policy scores about 0
 
 
+@pytest.mark.slow
 def test_the_a2c_example_runs(tmp_path):
     source = (ROOT / "examples" / "a2c.py").read_text()
     short = tmp_path / "short.py"
@@ -408,6 +409,7 @@ assert "tensorflow" not in sys.modules  # Mesa's OpenGL crashes in a process tha
 """
 
 
+@pytest.mark.slow  # tests/ppo/test_videos.py makes small videos
 def test_a_gif_shows_a_trained_quadruped_where_no_display_exists(tmp_path, monkeypatch):
     if not any(ctypes.util.find_library(name) for name in ("EGL", "OSMesa")):
         pytest.skip("no OpenGL without a display: apt-get install libegl1")

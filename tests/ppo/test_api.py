@@ -493,6 +493,7 @@ ppo.train(ppo.Config(
 """
 
 
+@pytest.mark.slow
 def test_training_in_python_prints_what_the_command_prints_and_nothing_of_tensorflow(tmp_path):
     """A line per report, also where there is no terminal, and the run folder and the score at the end."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TF_")}

@@ -96,6 +96,7 @@ def settings_of(module):
     return words, config
 
 
+@pytest.mark.slow
 def test_a_run_on_an_unregistered_env_is_trained_evaluated_filmed_exported_and_resumed(module, tmp_path, capsys):
     words, _ = settings_of(module)
     logdir = tmp_path / "runs"

@@ -64,7 +64,7 @@ CASES = {
 QUICK = {
     "savedmodel": ("tanh", "image to MultiBinary", "Tuple"),
     "tflite": ("GRU", "small image", "Dict with mask"),
-    "onnx": ("vector to Box", "LSTM to Discrete", "impala", "Tuple", "Dict with mask"),
+    "onnx": ("vector to Box", "LSTM to Discrete", "Tuple", "Dict with mask"),
 }
 
 
@@ -220,6 +220,7 @@ def test_a_custom_network_can_be_exported(tmp_path, format):
     assert export(run, tmp_path / "out", format)[1] <= 1e-5
 
 
+@pytest.mark.slow  # tests/ppo/test_observations.py checks the conversion
 @pytest.mark.parametrize(
     ("dtype", "settings"),
     [

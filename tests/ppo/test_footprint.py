@@ -63,9 +63,8 @@ SHAPES = {
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize(
-    "name", [name if name == "small" else pytest.param(name, marks=pytest.mark.slow) for name in SHAPES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHAPES)
 def test_the_estimate_is_close_to_the_peak_memory_of_a_run(tmp_path, name):
     words = [sys.executable, "-c", MEASURE, json.dumps(SHAPES[name]), str(tmp_path)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=250)

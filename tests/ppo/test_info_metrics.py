@@ -104,6 +104,7 @@ def test_tensorboard_shows_infos_in_a_group(finished):
     assert tags == {f"infos/{name}" for name in names}
 
 
+@pytest.mark.slow
 def test_a_resumed_run_with_a_worker_keeps_its_infos_and_may_add_a_key(finished, tmp_path):
     config = dataclasses.replace(CONFIG, num_workers=1)
     first = ppo.train(dataclasses.replace(config, total_steps=256), ENVS, logdir=tmp_path)

@@ -162,7 +162,8 @@ def finished(tmp_path_factory):
     return ppo.train(FINISHED, logdir=tmp_path_factory.mktemp("finished"))
 
 
-@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_workers", [0, 2])
 def test_results_do_not_depend_on_the_number_of_workers(tmp_path, finished, num_workers):
     result = ppo.train(dataclasses.replace(FINISHED, num_workers=num_workers), logdir=tmp_path)
     found = reports(result.path, times=False)
@@ -206,6 +207,7 @@ def test_policies_of_groups_are_evaluated_loaded_and_exported(tmp_path, finished
     assert path.name.endswith("-a.savedmodel") and difference == 0
 
 
+@pytest.mark.slow
 def test_a_video_shows_all_agents(tmp_path, monkeypatch):
     monkeypatch.setattr(videos, "backends", lambda: ["egl", "osmesa"])
     run = Run.open(ppo.train(dataclasses.replace(CONFIG, total_steps=64), envs=Drawn, logdir=tmp_path).path)
@@ -296,6 +298,7 @@ def test_many_policies_do_not_warn_of_retracing(tmp_path, caplog):
     assert "retracing" not in caplog.text
 
 
+@pytest.mark.slow
 def test_a_shared_policy_is_loaded_without_a_name(tmp_path):
     config = dataclasses.replace(
         CONFIG, env="pettingzoo:mpe2.simple_spread_v3", policies="shared", global_state=True, total_steps=64

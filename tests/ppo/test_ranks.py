@@ -31,7 +31,7 @@ from ppo.envs import training_envs
 from ppo.model.normalize import RunningMoments, statistics_of
 from ppo.results.policy import load_agent
 from ppo.run.ranks import TIMEOUT_S, is_first_rank, number_of_ranks, use_slurm
-from ppo.trainer import Trainer
+from ppo.trainer import Trainer, run_training
 from tests.helpers import stop_process, wait_for_end
 from tests.ppo.runs import QUICKLY_COMPILED, command, reports, rewound, untrained_run
 
@@ -489,7 +489,8 @@ def test_a_run_resumes_with_any_number_of_ranks(tmp_path, monkeypatch, capfd, un
             np.testing.assert_array_equal(weights_of(run), weights_of(whole))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, slow((signal.SIGTERM,))])
+@pytest.mark.slow  # `test_a_callback_of_rank_0_ends_the_run_of_all_ranks` is quick
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_all_ranks_after_an_update(tmp_path, number):
     process = train(tmp_path, "--total-steps", 10**7, "--report-interval", 64, "--num-workers", 0)
     ranks = ranks_of(process)
@@ -512,6 +513,7 @@ def test_ranks_end_with_their_launcher(tmp_path, training):
     process.communicate()
 
 
+@pytest.mark.slow
 def test_the_error_of_a_rank_is_shown(tmp_path):
     flags = ("--env", "tests.ppo.test_ranks:FailsOnOneRank", "--total-steps", 10**7, "--num-workers", 0)
     code, output = finished(train(tmp_path, *flags))
@@ -630,7 +632,8 @@ class FailsOnOneRank(gym.Wrapper):
         return super().step(action)
 
 
-@pytest.mark.parametrize("described_by", ["Slurm", slow(("TF_CONFIG",))])
+@pytest.mark.slow
+@pytest.mark.parametrize("described_by", ["Slurm", "TF_CONFIG"])
 def test_ranks_with_different_settings_end_with_an_error_on_each(tmp_path, described_by):
     if described_by == "Slurm":
         processes = start_in_slurm(tmp_path, "--num-workers", 0, job=os.getpid(), seeds=(0, 1))
@@ -723,17 +726,6 @@ def test_ranks_exchange_values_of_any_size(count):
     assert [bool(value) for value in mine] == [True, False]
 
 
-STOPPED = """
-import sys
-import ppo
-from tests.ppo.test_callbacks import StopsAtWarnings
-
-config = ppo.Config(env="Pendulum-v1", num_envs=4, num_steps=16, minibatch_size=32, info_metrics=("missing",))
-result = ppo.train(config, logdir=sys.argv[1], callbacks=StopsAtWarnings(), progress=False)
-print(result.env_steps)
-"""
-
-
 FINISHED = """
 import sys
 import ppo
@@ -750,7 +742,7 @@ print(result.env_steps, result.stopped, len(result.evaluation.returns))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # `test_a_callback_of_rank_0_ends_the_run_of_all_ranks` is quick
 def test_a_callback_finishes_a_run_of_several_ranks(tmp_path):
     assert outputs_of(2, FINISHED, tmp_path) == ["128 enough 2\n"] * 2
     (path,) = tmp_path.iterdir()
@@ -759,10 +751,31 @@ def test_a_callback_finishes_a_run_of_several_ranks(tmp_path):
     assert (path / "checkpoints" / "step_000000000128").is_dir()
 
 
-@pytest.mark.slow  # `test_a_warning_stops_a_run_after_the_next_update` is short
-def test_a_callback_that_stops_at_a_warning_stops_all_ranks(tmp_path):
-    steps = {output.split()[-1] for output in outputs_of(2, STOPPED, tmp_path)}
-    assert len(steps) == 1 and 0 < int(steps.pop()) < 1_000_000
+class Ends(ppo.Callback):
+    """Ends a run after two updates."""
+
+    def __init__(self, finishes):
+        self._finishes = finishes
+
+    def on_update(self, report):
+        if report["env_steps"] == 128:
+            if not self._finishes:
+                raise ppo.StopTraining
+            self.stop("enough")
+
+
+@pytest.mark.parametrize("finishes", [True, False])
+def test_a_callback_of_rank_0_ends_the_run_of_all_ranks(tmp_path, finishes):
+    config = Config(**SETTINGS, num_workers=0)
+
+    def work(ranks):
+        run = Run.create(tmp_path / str(ranks.number), "run", config)
+        callbacks = Callbacks([Ends(finishes)] if ranks.number == 0 else [])
+        return run_training(config, run, callbacks, ranks=ranks)
+
+    for result in in_threads(2, work):
+        assert (result.env_steps, result.stopped) == (128, "enough" if finishes else None)
+        assert result.interrupted != finishes
 
 
 def outputs_of(count, script, *arguments):
@@ -843,6 +856,7 @@ def test_a_busy_rank_is_not_lost_and_a_silent_one_is():
             rank.close()
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_read_yet_is_not_lost():
     addresses = free_addresses(2)
     with ThreadPoolExecutor(2) as pool:

@@ -249,6 +249,7 @@ def test_a_resumed_run_writes_through_no_link(tmp_path):
     assert len((path / "metrics.jsonl").read_text().splitlines()) == 2
 
 
+@pytest.mark.slow
 def test_a_run_and_its_products_work_in_folders_with_any_names_even_if_the_current_folder_changes(
     tmp_path, monkeypatch, capsys
 ):

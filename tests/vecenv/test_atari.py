@@ -104,11 +104,12 @@ def test_the_chosen_form_is_logged_without_a_warning_because_the_forms_are_equal
     assert "consists of single envs: ValueError: life_loss_info=True needs autoreset_mode='SameStep'" in rejected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kwargs",
     [
-        slow({}),
-        slow({"backend": "python", "life_loss_info": True}),
+        {},
+        {"backend": "python", "life_loss_info": True},
         {"backend": "python", "life_loss_info": True, "noop_max": 0, **SMALL},
     ],
     ids=str,

@@ -429,7 +429,7 @@ envs.close(timeout={timeout_s})
     [
         ("step", "envs.step_async([0, 0]); envs.step_wait(timeout={timeout_s})", 2.0),
         pytest.param("step", "envs.send([0, 0]); envs.recv(timeout={timeout_s})", 2.0, marks=pytest.mark.slow),
-        ("close", "", 2.0),
+        pytest.param("close", "", 2.0, marks=pytest.mark.slow),
         pytest.param("construction", "", 5.0, marks=pytest.mark.slow),
     ],
 )

@@ -30,8 +30,13 @@ def opengl(monkeypatch):
     return found[0]
 
 
+OTHERS = ("Hopper", "Swimmer", "Humanoid")
+
+
 @pytest.mark.parametrize("num_workers", [None, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("env_id", ["HalfCheetah-v5", "Hopper-v5", "Swimmer-v5", "Humanoid-v5"])
+@pytest.mark.parametrize(
+    "env_id", ["HalfCheetah-v5", *(pytest.param(f"{name}-v5", marks=pytest.mark.slow) for name in OTHERS)]
+)
 def test_every_frame_equals_gymnasiums(opengl, env_id, num_workers):
     """Renders in workers, because Mesa's OpenGL may crash in a process that has loaded TensorFlow."""
     theirs = vecenv.AsyncVectorEnv([lambda: gym.make(env_id, **SIZE)] * 3, num_workers=1)

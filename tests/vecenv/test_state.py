@@ -76,9 +76,12 @@ def check_continues(make, path, before=150, after=200, resume=None):
 
 
 assert len(IDS) >= 12, IDS
+QUICK = ("CartPole-v1", "Pendulum-v1", "FrozenLake-v1", "Blackjack-v1")
 
 
-@pytest.mark.parametrize("env_id", IDS)
+@pytest.mark.parametrize(
+    "env_id", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in IDS]
+)
 def test_gymnasiums_classic_control_and_toy_text_envs_continue_exactly(env_id, tmp_path):
     def fn():
         with warnings.catch_warnings():

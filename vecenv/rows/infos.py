@@ -44,7 +44,9 @@ class RowInfos(NamedTuple):
     @classmethod
     def of_batch(cls, rows: list[int], infos: dict[str, Any]) -> RowInfos:
         """Returns copies of the batched infos of these rows. Raises TypeError as `check_batched` does."""
-        complete, partial, count = {}, {}, len(rows)
+        complete: dict[Any, np.ndarray] = {}
+        partial: dict[str, Any] = {}
+        count = len(rows)
         for key, values in infos.items():
             mask = infos.get(f"_{key}")
             if mask is None and _is_mask(key):
