@@ -167,6 +167,7 @@ def test_randomized_models_depend_on_the_seeds_and_not_on_the_number_of_workers(
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_sweep_tries_settings_on_a_custom_env_and_prunes_bad_trials(tmp_path, monkeypatch):
     monkeypatch.setattr("optuna.Trial.should_prune", lambda trial: trial.number == 1)
     config = ppo.Config(

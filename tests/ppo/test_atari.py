@@ -24,6 +24,7 @@ def test_training_ends_episodes_with_a_life_and_evaluations_play_whole_games_for
     assert trained["repeat_action_probability"] == evaluated["repeat_action_probability"] == 0
 
 
+@pytest.mark.slow  # tests/vecenv/test_atari.py compares the backends
 def test_a_policy_scores_the_same_with_either_backend_and_is_filmed(tmp_path, capsys):
     config = ppo.preset("breakout")
     config = dataclasses.replace(

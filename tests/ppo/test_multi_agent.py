@@ -186,6 +186,7 @@ def test_returns_are_reported_per_agent_per_group_and_per_env(finished):
     assert saved["agents"]["b_0"] == evaluation.agents["b_0"].tolist()
 
 
+@pytest.mark.slow  # tests/ppo/test_long_runs.py checks this for one policy
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, finished):
     """LeavingEnv can save its state, so the checkpoint holds the envs, too."""
     resumed = ppo.resume(rewound(finished.path, tmp_path / "killed", checkpoints=2), trust_modules=True)

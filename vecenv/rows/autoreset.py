@@ -53,6 +53,7 @@ class Episodes:
         self.next_step: Any = next_step
         self._returns = np.zeros(len(next_step), dtype=np.float64)
         self._lengths = np.zeros(len(next_step), dtype=np.int64)
+        self._ones = np.ones(len(next_step), dtype=np.int64)  # added in half the time of the int 1
         summed = {key for key, kind in map(parse, info_keys) if kind != "last"}
         self.infos = {key: np.zeros((len(next_step), 2)) for key in sorted(summed)}
 
@@ -72,13 +73,13 @@ class Episodes:
 
         Args:
             columns: Those of the slot of this step, with its rewards written.
-            rows: The rows that were stepped.
+            rows: The rows that were stepped; a slice stands for all rows.
             began: Rows that this step reset. For them, the step has no reward and is not counted.
             ended: Rows whose episode ended and whose next episode began, both in this step.
         """
         if isinstance(rows, slice):
             self._returns += columns.rewards
-            self._lengths += 1
+            self._lengths += self._ones
         else:
             self._returns[rows] += columns.rewards[rows]
             self._lengths[rows] += 1
@@ -89,9 +90,11 @@ class Episodes:
             self._clear_totals(ended)
 
     def write_totals(self, columns: Columns, rows: Numbers | slice) -> None:
-        """Writes the totals into these rows of one slot."""
-        columns.returns[rows] = self._returns[rows]
-        columns.lengths[rows] = self._lengths[rows]
+        """Writes the totals into these rows of one slot. A slice stands for all rows."""
+        if isinstance(rows, slice):
+            columns.returns[...], columns.lengths[...] = self._returns, self._lengths
+        else:
+            columns.returns[rows], columns.lengths[rows] = self._returns[rows], self._lengths[rows]
 
     def totals(self, row: int) -> tuple[float, int]:
         """Returns the return and the length of the row's episode so far."""

@@ -93,9 +93,15 @@ class EnvRows(Rows):
     def step(self, slot: int, actions: Any = None, only: Sequence[int] | None = None) -> StepObjects:
         at = self._slots[slot]
         write, rewards = at.write, at.rewards
-        rows, envs = (self._every_row, self.envs) if only is None else (only, [self.envs[i] for i in only])
-        index: Any = slice(None) if only is None else list(only)
-        at.terminated[index] = at.truncated[index] = False
+        rows: Sequence[int] = self._every_row
+        envs: Sequence[Any] = self.envs
+        index: Any = slice(None)
+        if only is None:
+            at.terminated.fill(False)  # a third of the time of an assignment
+            at.truncated.fill(False)
+        else:
+            rows, envs, index = only, [self.envs[i] for i in only], list(only)
+            at.terminated[index] = at.truncated[index] = False
         # Plain local lists and names: the loop runs once per env and step.
         next_step, keep_infos, summed = self._episodes.next_step, self._keep_infos, self._episodes.infos
         kind: type = float  # of the previous reward
