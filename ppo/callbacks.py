@@ -19,17 +19,19 @@ if TYPE_CHECKING:
 
 
 class StopTraining(Exception):
-    """Raise this in a callback to interrupt a run after the current update. `Callback.stop` finishes a run instead.
+    """Raise this in a callback to interrupt a run once the update in progress, if any, is complete.
 
-    The run is saved and can be resumed, but not evaluated. The other callbacks are called first.
+    The run is saved but not evaluated, and can be resumed. `Callback.stop` finishes a run instead; if both happen, the
+    run is interrupted. Other callbacks are still called. During the final evaluation and in `on_end`, this exception
+    has no effect.
     """
 
 
 class Callback:
     """Base class of callbacks: override the methods you need.
 
-    Training waits while a callback runs. An exception in a callback ends the run. `ppo.callbacks` has callbacks for
-    Weights & Biases and MLflow.
+    Training waits while a callback runs. An exception in a callback ends the run at once, except `StopTraining`, which
+    ends it after the current update. `ppo.callbacks` has callbacks for Weights & Biases and MLflow.
 
     Attributes:
         config: The settings of the run.
@@ -89,7 +91,7 @@ class Callback:
 
 
 class Callbacks(Callback):
-    """Several callbacks as one. They are called in order.
+    """Calls several callbacks in order. Records `StopTraining` in `interrupted`; other exceptions propagate at once.
 
     Attributes:
         interrupted: Whether a callback has raised `StopTraining`.
@@ -102,7 +104,6 @@ class Callbacks(Callback):
 
     def attach(self, config: Config) -> None:
         """Gives all callbacks the settings of a run that begins, and drops what is left of an earlier run."""
-        self.interrupted = False
         for one in self._callbacks:
             for name in ("_logged", "_reason", "policies", "policy"):
                 vars(one).pop(name, None)
@@ -121,8 +122,8 @@ class Callbacks(Callback):
         return next((vars(one)["_reason"] for one in self._callbacks if "_reason" in vars(one)), None)
 
     @property
-    def stops(self) -> bool:
-        """Whether a callback wants to interrupt or to finish the run."""
+    def should_stop(self) -> bool:
+        """Whether the run should end after the current update."""
         return self.interrupted or self.reason is not None
 
     def logged(self) -> dict[str, float]:
@@ -133,7 +134,9 @@ class Callbacks(Callback):
         self._call("on_status", status)
 
     def on_start(self, config: Config, env_steps: int) -> None:
-        self._call("on_start", config, env_steps)
+        for callback in self._callbacks:
+            self._started.append(callback)  # before the call, which may raise halfway through
+            self._call("on_start", config, env_steps, callbacks=[callback])
 
     def on_update(self, report: dict[str, Any]) -> None:
         self._call("on_update", report)
@@ -150,13 +153,12 @@ class Callbacks(Callback):
     def on_warning(self, message: str) -> None:
         self._call("on_warning", message)
 
-    def _call(self, name: str, *arguments: Any) -> None:
-        for callback in self._callbacks:
-            if name == "on_start":
-                self._started.append(callback)  # before the call, which may raise halfway through
+    def _call(self, name: str, *arguments: Any, callbacks: Iterable[Callback] | None = None) -> None:
+        """Calls a method of these callbacks, by default of all."""
+        for callback in self._callbacks if callbacks is None else callbacks:
             try:
                 getattr(callback, name)(*arguments)
-            except StopTraining:  # kept for the end of the update, because the other ranks complete it
+            except StopTraining:  # only recorded, because all ranks must complete the update together
                 self.interrupted = True
 
     def on_end(self, result: Result | None, error: BaseException | None) -> None:

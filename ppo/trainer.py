@@ -99,14 +99,15 @@ def run_training(
             worker_died = False
             try:
                 trainer.begin()
-                while not trainer.progress.finished and not ranks.any(stop.is_set() or callback.stops):
+                while not trainer.progress.finished and not ranks.any(stop.is_set() or callback.should_stop):
                     trainer.conclude(trainer.iterate())
-                reason = trainer.reason(interrupted=stop.number is not None)
+                reason = trainer.reason(interrupted=stop.is_set() or callback.interrupted)
+                # Order: all ranks take the same branch, although only rank 0 has callbacks.
                 if reason or (trainer.progress.finished and not ranks.any(callback.interrupted)):
                     return Result(run.path, trainer.progress.env_steps, trainer.finish(reason), stopped=reason)
             except BaseException as error:
                 # A signal may go to the whole process group, whose workers it then kills.
-                worker_died = stop.number is not None and isinstance(error, vecenv.WorkerDied)
+                worker_died = stop.is_set() and isinstance(error, vecenv.WorkerDied)
                 if not worker_died:
                     trainer.rescue(error)
                     raise
@@ -297,7 +298,7 @@ class Trainer:
         return {team.name: team.policy() for team in self.teams}
 
     def conclude(self, metrics: dict[str, Any]) -> None:
-        """Reports and saves, each if it is due after an update.
+        """Reports and saves, each if it is due after an update, and calls `on_update`.
 
         Order: the report of an update is written before its checkpoint, because a resumed run removes later reports.
         """
@@ -309,10 +310,12 @@ class Trainer:
         self._callback.on_update(metrics)
 
     def reason(self, *, interrupted: bool) -> str | None:
-        """Returns why a callback of rank 0 finishes the run early, if one does and nothing has interrupted rank 0."""
+        """Returns the reason that a callback of rank 0 passed to `stop`.
+
+        It is None if there is none, if rank 0 was interrupted, or if all updates have been made.
+        """
         if self.progress.finished:
             return None
-        interrupted |= self._callback.interrupted
         return self._ranks.texts("" if interrupted else self._callback.reason or "")[0] or None
 
     def report(self, metrics: dict[str, Any], *, last: bool = False) -> None:

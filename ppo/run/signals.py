@@ -19,7 +19,7 @@ SAME_S = 0.1  # seconds within which signals count as one; `timeout` and batch s
 
 
 class Stop(threading.Event):
-    """An event that a signal sets, and the `number` of the signal; None if it was not set by a signal."""
+    """An event that the first signal sets. `number` is the number of that signal, or None before."""
 
     number: int | None = None
 

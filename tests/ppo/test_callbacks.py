@@ -114,14 +114,14 @@ def test_the_first_error_at_the_end_of_a_finished_run_is_raised_after_all_callba
 
 
 class Stops(ppo.Callback):
-    def __init__(self, where):
-        setattr(self, where, self._stop)
+    def __init__(self, method):
+        setattr(self, method, self._stop)
 
     def _stop(self, *arguments):
         raise ppo.StopTraining
 
 
-METHODS = {
+CALLS = {
     "on_status": [None],
     "on_start": [CONFIG, 0],
     "on_update": [{}],
@@ -132,18 +132,22 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("where", METHODS)
-def test_a_callback_that_stops_a_run_is_noted_once_the_others_were_called(where):
+@pytest.mark.parametrize("method", CALLS)
+def test_stop_training_is_recorded_and_all_callbacks_are_called(method):
     called = []
     last = ppo.Callback()
-    setattr(last, where, lambda *arguments: called.append(list(arguments)))
-    callbacks = Callbacks([Stops(where), last])
-    for name, arguments in METHODS.items():
-        assert not callbacks.stops or list(METHODS).index(name) > list(METHODS).index(where)
-        getattr(callbacks, name)(*arguments)
-    assert called == [METHODS[where]] and callbacks.interrupted and callbacks.stops
-    callbacks.attach(CONFIG)
-    assert not callbacks.stops
+    setattr(last, method, lambda *arguments: called.append(list(arguments)))
+    callbacks = Callbacks([Stops(method), last])
+    assert not callbacks.should_stop
+    getattr(callbacks, method)(*CALLS[method])
+    assert called == [CALLS[method]] and callbacks.interrupted and callbacks.should_stop
+
+
+def test_a_reason_to_stop_is_not_an_interruption():
+    one = ppo.Callback()
+    callbacks = Callbacks([ppo.Callback(), one])
+    one.stop("solved")
+    assert callbacks.should_stop and not callbacks.interrupted and callbacks.reason == "solved"
 
 
 def test_callbacks_need_nothing_of_ppo_but_the_settings():

@@ -225,8 +225,8 @@ def test_a_custom_network_can_be_exported(tmp_path, format):
     ("dtype", "settings"),
     [
         (np.float64, {"critic_keys": ("inside",)}),
-        pytest.param(np.int64, {"network": f"{__name__}:bit_network"}, marks=pytest.mark.slow),
-        pytest.param(np.float64, {"recurrent": "gru", "recurrent_units": 8}, marks=pytest.mark.slow),
+        (np.int64, {"network": f"{__name__}:bit_network"}),
+        (np.float64, {"recurrent": "gru", "recurrent_units": 8}),
     ],
     ids=["float64 and critic keys", "int64 and custom network", "float64 and GRU"],
 )

@@ -539,13 +539,14 @@ def compiled_code():
     return sum(int(end, 16) - int(start, 16) for start, end in ends)
 
 
+@pytest.mark.slow  # `test_the_update_equals_the_slow_update` has a quick case with a custom network
 @pytest.mark.parametrize(
     ("kind", "network", "settings"),
     [
-        slow("box", "twin", {}),
-        slow("dict", "twin", {}),
-        slow("nested", "control_flow_twin", {}),
-        slow("nested", "graph_function_twin", {"objective": "kl_penalty"}),
+        ("box", "twin", {}),
+        ("dict", "twin", {}),
+        ("nested", "control_flow_twin", {}),
+        ("nested", "graph_function_twin", {"objective": "kl_penalty"}),
     ],
 )
 def test_a_custom_network_trains_like_the_same_built_in_network_and_compiles_once(kind, network, settings):

@@ -237,8 +237,7 @@ HOWS = ({"num_workers": 2}, {"backend": "python", "num_workers": 0}, {"backend":
 
 
 @pytest.mark.slow  # tests/ppo/test_seeds.py compares numbers of workers
-@pytest.mark.parametrize("hows", [HOWS[2:], HOWS[:2]])
-def test_runs_are_the_same_with_envs_in_cpp_or_python_and_with_or_without_workers(tmp_path, hows):
+def test_runs_are_the_same_with_envs_in_cpp_or_python_and_with_or_without_workers(tmp_path):
     """All written metrics except times are equal: scores, losses and normalization."""
     found = []
     hopper = dataclasses.replace(
@@ -250,7 +249,7 @@ def test_runs_are_the_same_with_envs_in_cpp_or_python_and_with_or_without_worker
         report_interval=64,
         checkpoint_interval=10**9,
     )
-    for i, how in enumerate(({}, *hows)):
+    for i, how in enumerate(({}, *HOWS)):
         run = Run.create(tmp_path, str(i), hopper)
         run_training(dataclasses.replace(hopper, **{"num_workers": None, **how}), run, Callbacks([]))
         found.append(reports(run, times=False))
@@ -544,7 +543,7 @@ def test_training_progress_survives_env_states_that_cannot_be_written(tmp_path, 
     assert len(notes.warnings) == 1 and "RecursionError" in notes.warnings[0]
 
 
-@pytest.mark.slow  # the test before takes the same way
+@pytest.mark.slow  # tests/ppo/test_long_runs.py does this with Hopper-v5
 @pytest.mark.parametrize("env", ["LunarLander-v3", "BipedalWalker-v3", "CarRacing-v3"])
 def test_box2d_tasks_can_be_trained_saved_and_resumed(tmp_path, env):
     config, notes, stop = dataclasses.replace(CONFIG, env=env), Notes(), StopsAt(64)

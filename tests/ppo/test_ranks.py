@@ -489,7 +489,7 @@ def test_a_run_resumes_with_any_number_of_ranks(tmp_path, monkeypatch, capfd, un
             np.testing.assert_array_equal(weights_of(run), weights_of(whole))
 
 
-@pytest.mark.slow  # `test_a_callback_of_rank_0_ends_the_run_of_all_ranks` is quick
+@pytest.mark.slow  # `test_a_callback_of_rank_0_ends_the_run_on_all_ranks` is the quick version
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_all_ranks_after_an_update(tmp_path, number):
     process = train(tmp_path, "--total-steps", 10**7, "--report-interval", 64, "--num-workers", 0)
@@ -742,7 +742,7 @@ print(result.env_steps, result.stopped, len(result.evaluation.returns))
 """
 
 
-@pytest.mark.slow  # `test_a_callback_of_rank_0_ends_the_run_of_all_ranks` is quick
+@pytest.mark.slow  # `test_a_callback_of_rank_0_ends_the_run_on_all_ranks` is the quick version
 def test_a_callback_finishes_a_run_of_several_ranks(tmp_path):
     assert outputs_of(2, FINISHED, tmp_path) == ["128 enough 2\n"] * 2
     (path,) = tmp_path.iterdir()
@@ -754,28 +754,33 @@ def test_a_callback_finishes_a_run_of_several_ranks(tmp_path):
 class Ends(ppo.Callback):
     """Ends a run after two updates."""
 
-    def __init__(self, finishes):
+    def __init__(self, method, finishes):
         self._finishes = finishes
+        setattr(self, method, self._end)
 
-    def on_update(self, report):
-        if report["env_steps"] == 128:
+    def _end(self, first, *_):
+        if (first["env_steps"] if isinstance(first, dict) else first) == 128:
             if not self._finishes:
                 raise ppo.StopTraining
             self.stop("enough")
 
 
-@pytest.mark.parametrize("finishes", [True, False])
-def test_a_callback_of_rank_0_ends_the_run_of_all_ranks(tmp_path, finishes):
-    config = Config(**SETTINGS, num_workers=0)
+@pytest.mark.parametrize(
+    ("method", "total_steps", "finishes"),
+    [("on_update", 192, True), ("on_report", 192, False), ("on_checkpoint", 128, False)],
+)
+def test_a_callback_of_rank_0_ends_the_run_on_all_ranks(tmp_path, method, total_steps, finishes):
+    intervals = {"report_interval": 64, "checkpoint_interval": 64}
+    config = Config(**SETTINGS, **intervals, num_workers=0, total_steps=total_steps)
 
     def work(ranks):
         run = Run.create(tmp_path / str(ranks.number), "run", config)
-        callbacks = Callbacks([Ends(finishes)] if ranks.number == 0 else [])
+        callbacks = Callbacks([Ends(method, finishes)] if ranks.number == 0 else [])
         return run_training(config, run, callbacks, ranks=ranks)
 
     for result in in_threads(2, work):
         assert (result.env_steps, result.stopped) == (128, "enough" if finishes else None)
-        assert result.interrupted != finishes
+        assert result.interrupted is not finishes
 
 
 def outputs_of(count, script, *arguments):

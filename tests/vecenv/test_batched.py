@@ -340,7 +340,9 @@ def test_infos_do_not_depend_on_the_number_of_workers(num_workers):
 
     with vecenv.AsyncVectorEnv(Batched(partial(Telling, says), 4), num_workers=num_workers) as envs:
         assert_same(envs.reset(seed=0)[1], says("reset", 4))
-        assert_same(envs.step([0] * 4)[4], says("step", 4))
+        infos = envs.step([0] * 4)[4]
+        assert_same(infos, says("step", 4))
+        assert all(values.flags.writeable for values in infos.values())
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
@@ -348,6 +350,8 @@ def test_infos_do_not_depend_on_the_number_of_workers(num_workers):
     ("values", "message"),
     [
         (lambda n: {"b": np.ones(n)}, r"at step has the key 'b' without a mask '_b'"),
+        (lambda n: {"b": np.ones(n), "_b": np.ones(n + 1, bool)}, r"at step has the key 'b' without a mask '_b'"),
+        (lambda n: {"b": np.ones(n), "_b": [True] * n}, r"at step has the key 'b' without a mask '_b'"),
         (lambda n: {"b": [1.0] * n, "_b": np.ones(n, bool)}, r"at step has \[1.0, .*\(list\) under the key 'b'"),
         (lambda n: {"b": 1.0, "_b": np.ones(n, bool)}, r"at step has 1.0 \(float\) under the key 'b'"),
         (lambda n: {"b": np.ones(n + 1), "_b": np.ones(n, bool)}, r"under the key 'b', which must be an array \["),

@@ -283,7 +283,7 @@ class MujocoVectorEnv(VectorEnv):
         if not self._all_begun:
             raise gym.error.ResetNeeded("Cannot call env.step() before calling env.reset()")
         begins = self._ended & chosen
-        some_begin = np.count_nonzero(begins) > 0  # a fifth of the time of `any`
+        some_begin = np.count_nonzero(begins) > 0
         if some_begin and self.autoreset_mode != AutoresetMode.NEXT_STEP:
             raise gym.error.ResetNeeded(f"envs {np.flatnonzero(begins).tolist()} must be reset before they are stepped")
         stepped = chosen & ~begins if some_begin else chosen

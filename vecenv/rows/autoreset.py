@@ -53,7 +53,7 @@ class Episodes:
         self.next_step: Any = next_step
         self._returns = np.zeros(len(next_step), dtype=np.float64)
         self._lengths = np.zeros(len(next_step), dtype=np.int64)
-        self._ones = np.ones(len(next_step), dtype=np.int64)  # added in half the time of the int 1
+        self._ones = np.ones(len(next_step), dtype=np.int64)  # adding it takes half as long as adding the int 1
         summed = {key for key, kind in map(parse, info_keys) if kind != "last"}
         self.infos = {key: np.zeros((len(next_step), 2)) for key in sorted(summed)}
 
@@ -73,7 +73,7 @@ class Episodes:
 
         Args:
             columns: Those of the slot of this step, with its rewards written.
-            rows: The rows that were stepped; a slice stands for all rows.
+            rows: The rows that were stepped: a list, or `slice(None)` for all.
             began: Rows that this step reset. For them, the step has no reward and is not counted.
             ended: Rows whose episode ended and whose next episode began, both in this step.
         """
@@ -90,8 +90,8 @@ class Episodes:
             self._clear_totals(ended)
 
     def write_totals(self, columns: Columns, rows: Numbers | slice) -> None:
-        """Writes the totals into these rows of one slot. A slice stands for all rows."""
-        if isinstance(rows, slice):
+        """Writes the totals into these rows of one slot; `slice(None)` means all rows."""
+        if isinstance(rows, slice):  # whole arrays, because indexing with a slice takes twice as long
             columns.returns[...], columns.lengths[...] = self._returns, self._lengths
         else:
             columns.returns[rows], columns.lengths[rows] = self._returns[rows], self._lengths[rows]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -102,7 +103,7 @@ class BatchRows(Rows):
             if seed is not None and not self._accepts_out:  # an env with `out` was written for this contract
                 error.add_note(f"{type(self._env).__name__} must accept a list of seeds, see vecenv.Batched. {ADVICE}")
             raise
-        objects = self._checked("info", infos, lambda infos: self._objects_of(infos, rows), None, "reset")
+        objects = self._checked("info", infos, functools.partial(self._objects_of, rows=rows), None, "reset")
         self._write_observations(at, observations, rows)
         at.views[layout.REWARD][rows] = 0.0
         at.views[layout.TERMINATED][rows] = at.views[layout.TRUNCATED][rows] = False
@@ -165,7 +166,7 @@ class BatchRows(Rows):
         """Writes the result of a step into these rows; returns the infos that do not fit the memory."""
         views, episodes = at.views, self._episodes
         observations, rewards, terminated, truncated, infos = result
-        objects = self._checked("info", infos, lambda infos: self._objects_of(infos, rows), None, "step")
+        objects = self._checked("info", infos, functools.partial(self._objects_of, rows=rows), None, "step")
         self._write_observations(at, observations, rows)
         views[layout.REWARD][rows] = self._column("reward", rewards, rows, checks.number, "biuf")
         terminated = views[layout.TERMINATED][rows] = self._column("terminated", terminated, rows, checks.flag, "b")
@@ -251,22 +252,25 @@ class BatchRows(Rows):
         return f"step {self._episodes.totals(row)[1] + 1} of its episode"
 
     def _objects_of(self, infos: Any, rows: Any) -> StepObjects:
-        """Checks infos. Returns those of these rows without final observations, which are stored in memory."""
+        """Checks the infos of a call, and returns those of these rows.
+
+        Final observations are omitted, because they travel through memory.
+        """
         checks.check_info(infos)
         if not infos:
             return NO_OBJECTS
-        all_rows = isinstance(rows, slice)
-        if not all_rows or not self._keep_infos or "final_obs" in infos:  # else `RowInfos.of_batch` checks them
-            check_batched(infos, self._count, with_values=self._keep_infos)
-            infos = {key: values for key, values in infos.items() if key not in ("final_obs", "_final_obs")}
-        # The rows may be in any order, but the infos are in that of the envs.
-        numbers = self._numbers if all_rows else np.sort(self._numbers[rows])
-        if len(numbers) < self._count:
-            infos = select_infos(infos, numbers)
-        if not self._keep_infos or not infos:
+        if not self._keep_infos:
+            check_batched(infos, self._count, with_values=False)
             return NO_OBJECTS
+        numbers = self._numbers
+        if not isinstance(rows, slice):
+            check_batched(infos, self._count, with_values=True)
+            numbers = np.sort(self._numbers[rows])  # rows may be in any order, infos are in that of the envs
+            infos = select_infos(infos, numbers)
+        if "final_obs" in infos:
+            infos = {key: values for key, values in infos.items() if key not in ("final_obs", "_final_obs")}
         # Owner: the copies belong to the caller. The vector env may reuse its own dicts and arrays.
-        return StepObjects([RowInfos.of_batch(numbers.tolist(), infos)], {})
+        return StepObjects([RowInfos.of_batch(numbers.tolist(), infos)], {}) if infos else NO_OBJECTS
 
     def _actions(self, at: _BatchSlot, actions: Any, rows: Any) -> Any:
         # A copy, because the vector env may keep its actions beyond this step.

@@ -93,11 +93,11 @@ class EnvRows(Rows):
     def step(self, slot: int, actions: Any = None, only: Sequence[int] | None = None) -> StepObjects:
         at = self._slots[slot]
         write, rewards = at.write, at.rewards
-        rows: Sequence[int] = self._every_row
-        envs: Sequence[Any] = self.envs
-        index: Any = slice(None)
+        rows: Sequence[int]
+        index: Any
         if only is None:
-            at.terminated.fill(False)  # a third of the time of an assignment
+            rows, envs, index = self._every_row, self.envs, slice(None)
+            at.terminated.fill(False)  # takes half as long as assigning to a slice
             at.truncated.fill(False)
         else:
             rows, envs, index = only, [self.envs[i] for i in only], list(only)

@@ -43,7 +43,7 @@ class RowInfos(NamedTuple):
 
     @classmethod
     def of_batch(cls, rows: list[int], infos: dict[str, Any]) -> RowInfos:
-        """Returns copies of the batched infos of these rows. Raises TypeError as `check_batched` does."""
+        """Returns a copy of the batched infos of these rows. Raises TypeError if `check_batched` does."""
         complete: dict[Any, np.ndarray] = {}
         partial: dict[str, Any] = {}
         count = len(rows)
@@ -51,6 +51,7 @@ class RowInfos(NamedTuple):
             mask = infos.get(f"_{key}")
             if mask is None and _is_mask(key):
                 continue  # `values` is a mask itself
+            # A complete column of numbers is valid, and needs no slower check.
             if _is_complete(mask, count) and _is_numeric(values, count) and not _is_mask(key):
                 complete[key] = values.copy()
             else:
@@ -61,14 +62,15 @@ class RowInfos(NamedTuple):
 
     def batched(self, without: Container[Any] = ()) -> dict[str, Any]:
         """Returns the batched infos of these rows, except under the keys in `without`."""
-        infos, everyone = {}, np.ones(len(self.rows), np.bool_)
+        infos, mask = {}, np.ones(len(self.rows), np.bool_)
         for key, values in self.complete.items():
             if key not in without:
-                infos[key], infos[f"_{key}"] = values, everyone.copy()
+                infos[key], infos[f"_{key}"] = values, mask.copy()
         return infos | self.partial
 
     def __reduce__(self) -> tuple:
-        # Bytes, because numpy's own pickling takes four times as long for many small arrays. A bytearray is writable.
+        # Raw bytes, because numpy's own pickling takes four times as long for many small arrays. From a bytearray, the
+        # unpickled arrays are writable: the caller of `join_infos` owns them.
         complete = [(key, array.dtype.str, array.shape, bytearray(array)) for key, array in self.complete.items()]
         return _unpickled, (self.rows, complete, self.partial)
 
@@ -145,6 +147,7 @@ def merge_infos(infos: Infos) -> RowInfos:
 
 def join_infos(parts: Sequence[RowInfos], num_envs: int) -> dict[str, Any]:
     """Returns the batched infos of N envs from those of disjoint rows. The caller owns all arrays."""
+    # `add_batch` would set the elements without a value to 0.
     if len(parts) == 1 and len(parts[0].rows) == num_envs and not parts[0].partial:
         return parts[0].batched()
     joined: dict[str, Any] = {}
@@ -161,14 +164,14 @@ def join_infos(parts: Sequence[RowInfos], num_envs: int) -> dict[str, Any]:
 
 
 def _is_complete(mask: Any, count: int) -> bool:
-    """Returns whether a mask `bool[N]` holds for all N rows."""
+    """Returns whether this is a mask `bool[N]` that is True for all N rows."""
     if type(mask) is not np.ndarray or mask.shape != (count,) or mask.dtype.kind != "b":
         return False
-    return np.count_nonzero(mask) == count  # a fifth of the time of `mask.all()`
+    return np.count_nonzero(mask) == count  # for N = 8, `mask.all()` takes five times as long
 
 
 def _is_numeric(values: Any, count: int) -> bool:
-    """Returns whether values are an array of numbers `[N, ...]`."""
+    """Returns whether this is a numeric array `[N, ...]`."""
     return type(values) is np.ndarray and values.dtype.kind in _NUMERIC and values.shape[:1] == (count,)
 
 
