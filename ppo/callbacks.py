@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class StopTraining(Exception):
     """Raise this in a callback to interrupt a run once the update in progress, if any, is complete.
 
-    The run is saved but not evaluated, and can be resumed. `Callback.stop` finishes a run instead; if both happen, the
-    run is interrupted. Other callbacks are still called. During the final evaluation and in `on_end`, this exception
-    has no effect.
+    The run is saved but not evaluated, and can be resumed. `Callback.stop` finishes a run instead; if both happen in
+    one update, the run is interrupted. Other callbacks are still called. This exception has no effect while a run is
+    finishing: in the evaluation, the report and the checkpoint that follow its last update, and in `on_end`.
     """
 
 
@@ -104,6 +104,7 @@ class Callbacks(Callback):
 
     def attach(self, config: Config) -> None:
         """Gives all callbacks the settings of a run that begins, and drops what is left of an earlier run."""
+        self.interrupted = False
         for one in self._callbacks:
             for name in ("_logged", "_reason", "policies", "policy"):
                 vars(one).pop(name, None)

@@ -105,7 +105,7 @@ class Saver:
                 f"checkpoint {path} lacks {error}, so it comes from another version of ppo: use the version in "
                 "versions.json, or train from scratch"
             ) from error
-        self._saved_steps = self._progress.env_steps
+        self._saved_steps, self._complete = self._progress.env_steps, True  # nothing has changed since it was saved
         if change := schedule_change(self._run.read_config(), config, self._progress.updates):
             self._callback.on_warning(change)
         self._run.write_config(config)

@@ -159,6 +159,15 @@ def test_the_errors_for_unsuitable_envs_say_what_to_do(tmp_path):
     assert not list(tmp_path.iterdir())  # no empty run folder is left behind
 
 
+class StopAtStart(ppo.Callback):
+    def on_start(self, config, env_steps):
+        raise ppo.StopTraining
+
+
+def contents(folder):
+    return {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in folder.rglob("*") if file.is_file()}
+
+
 def test_a_run_stopped_by_a_callback_can_be_resumed(tmp_path):
     class StopAt128(ppo.Callback):
         def on_update(self, report):
@@ -169,6 +178,9 @@ def test_a_run_stopped_by_a_callback_can_be_resumed(tmp_path):
     assert result.interrupted and result.env_steps == 128 and result.evaluation is None
     with pytest.raises(ppo.ConfigError, match="a resumed run keeps its settings, but learning_rate would change"):
         ppo.resume(result.path, learning_rate=1.0)
+    before = contents(result.path / "checkpoints")
+    assert ppo.resume(result.path, callbacks=StopAtStart()).env_steps == 128
+    assert contents(result.path / "checkpoints") == before
     again = ppo.resume(result.path)
     assert again.path == result.path and again.env_steps == 256 and len(reports(again.path)) == 2
 

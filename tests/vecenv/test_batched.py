@@ -367,6 +367,30 @@ def test_infos_in_another_format_are_an_error_whatever_the_number_of_workers(val
             envs.step([0] * 4)
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_infos_that_are_dropped_need_no_arrays(num_workers):
+    def says(kind, n):
+        return {"names": ["a"] * n, "_names": np.ones(n, bool), "score": 3.0, "_score": np.ones(n, bool)}
+
+    env = Batched(partial(Telling, says), 4)
+    with vecenv.AsyncVectorEnv(env, num_workers=num_workers, autoreset_mode="Disabled", infos=False) as envs:
+        envs.reset(seed=0)
+        envs.step([0] * 4)
+        assert envs.reset(options={"reset_mask": np.array([True, False, True, False])})[1] == {}
+
+
+@pytest.mark.parametrize("all_rows", [True, False])
+def test_a_reset_of_all_rows_keeps_every_key_and_checks_the_mask_of_final_observations(all_rows):
+    mask = np.array([True] * 4 if all_rows else [True, False, True, True])
+    found: dict[str, np.ndarray] = {"a": np.ones(4), "_a": np.zeros(4, bool)}
+    with vecenv.SyncVectorEnv(Batched(partial(Telling, lambda kind, n: found), 4), autoreset_mode="Disabled") as envs:
+        envs.reset(seed=0)
+        assert ("a" in envs.reset(options={"reset_mask": mask})[1]) is all_rows
+        found |= {"final_obs": np.full(4, None), "_final_obs": [False] * 4}
+        with pytest.raises(TypeError, match="the key 'final_obs' without a mask"):
+            envs.reset(options={"reset_mask": mask})
+
+
 class Replacing(CountingVectorEnv):
     """Replaces some results of its sixth step and its second reset."""
 

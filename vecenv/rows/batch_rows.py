@@ -264,11 +264,12 @@ class BatchRows(Rows):
             return NO_OBJECTS
         numbers = self._numbers
         if not isinstance(rows, slice):
-            check_batched(infos, self._count, with_values=True)
             numbers = np.sort(self._numbers[rows])  # rows may be in any order, infos are in that of the envs
-            infos = select_infos(infos, numbers)
-        if "final_obs" in infos:
+        if len(numbers) < self._count or "final_obs" in infos:  # `of_batch` checks what is left
+            check_batched(infos, self._count, with_values=True)
             infos = {key: values for key, values in infos.items() if key not in ("final_obs", "_final_obs")}
+        if len(numbers) < self._count:
+            infos = select_infos(infos, numbers)
         # Owner: the copies belong to the caller. The vector env may reuse its own dicts and arrays.
         return StepObjects([RowInfos.of_batch(numbers.tolist(), infos)], {}) if infos else NO_OBJECTS
 
