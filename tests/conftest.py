@@ -46,16 +46,17 @@ def pytest_collection_finish():
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
-    """Lets only slow tests and tests marked with `xla` optimize graphs and compile updates, as users do.
+    """Lets only tests marked with `xla` optimize graphs and compile updates, as users do, in this process.
 
-    This includes the fixtures that they create. Optimization takes a third of the time of a short run.
+    This includes the fixtures that they create. Optimization takes a third of the time of a short run, and TensorFlow
+    keeps what XLA has compiled. If all slow tests compiled, their process would run out of memory mappings.
     """
     if "tensorflow" in sys.modules:  # the engine's tests need not import it
         import tensorflow as tf
 
         from ppo.algorithm import update
 
-        update.compiles_updates = any(item.get_closest_marker(name) for name in ("xla", "slow"))
+        update.compiles_updates = item.get_closest_marker("xla") is not None
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": not update.compiles_updates})
     return (yield)
 

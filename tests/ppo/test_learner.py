@@ -335,7 +335,7 @@ def check_update(fast, slow, metrics, expected):
 
 
 # Each case has its own update. XLA compiles those of slow cases and of a few others.
-slow = functools.partial(pytest.param, marks=pytest.mark.slow)
+slow = functools.partial(pytest.param, marks=[pytest.mark.slow, pytest.mark.xla])
 compiled = functools.partial(pytest.param, marks=pytest.mark.xla)
 
 
@@ -397,7 +397,8 @@ def test_the_update_equals_the_slow_update(settings, make):
     [
         slow("a", {"minibatch_size": 4}),
         *both("b", {"minibatch_size": 2, "entropy_coef": 0.1}),
-        slow("b", {"minibatch_size": 2, "objective": "kl_penalty", "kl_target": 1e-3}),
+        # Not compiled: with one acting sample in a minibatch, the gradient is rounding noise, which Adam scales up.
+        pytest.param("b", {"minibatch_size": 2, "objective": "kl_penalty", "kl_target": 1e-3}, marks=pytest.mark.slow),
         slow("a", {"minibatch_size": 20, "recurrent": "gru", "recurrent_units": 5}),
         slow("b", {"minibatch_size": 10, "recurrent": "lstm", "recurrent_units": 5}),
     ],
@@ -539,6 +540,7 @@ def compiled_code():
     return sum(int(end, 16) - int(start, 16) for start, end in ends)
 
 
+@pytest.mark.xla
 @pytest.mark.slow  # `test_the_update_equals_the_slow_update` has a quick case with a custom network
 @pytest.mark.parametrize(
     ("kind", "network", "settings"),

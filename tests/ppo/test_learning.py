@@ -98,6 +98,7 @@ def test_policies_of_every_kind_learn_within_20_updates(tmp_path, kind):
     assert error < 0.25 * by_chance
 
 
+@pytest.mark.xla
 @pytest.mark.slow
 def test_cartpole_is_solved_within_200_000_env_steps(tmp_path, capsys):
     """By the commands that a user types, in one process that compiles the update as users do."""
@@ -127,6 +128,7 @@ TENTHS = {
 """Studies of `benchmarks.learning`, and the tenths of their runs that the test repeats."""
 
 
+@pytest.mark.xla
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", TENTHS)
@@ -146,6 +148,7 @@ def test_a_preset_scores_at_most_a_fifth_less_than_its_worst_held_out_seed(tmp_p
     assert score >= bound
 
 
+@pytest.mark.xla
 @pytest.mark.slow
 def test_pendulum_reaches_minus_200(tmp_path):
     """In an earlier version, the mean score was -173 (docs/results.md)."""
@@ -153,6 +156,7 @@ def test_pendulum_reaches_minus_200(tmp_path):
     assert result.evaluation.returns.mean() >= -200
 
 
+@pytest.mark.xla
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_quadruped_follows_its_commands(tmp_path):
@@ -163,6 +167,7 @@ def test_the_quadruped_follows_its_commands(tmp_path):
     assert found["info_error/velocity"] < 0.3 and found["info_error/yaw"] < 0.25
 
 
+@pytest.mark.xla
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_pong_returns_rise_within_400_000_env_steps(tmp_path):

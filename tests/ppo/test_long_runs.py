@@ -51,14 +51,18 @@ SETTINGS = [
     {"env": "Pendulum-v1", "num_workers": 2},
     {"env": "CartPole-v1", "recurrent": "gru"},
     {"env": "Hopper-v5"},
-    {"env": "Taxi-v4"},
+    {"env": "Taxi-v4", "info_masks": True},
     {"env": "Ant-v5", "num_workers": 2},
 ]
+SLOW = [pytest.mark.slow, pytest.mark.xla]
 
 
 @pytest.mark.parametrize(
     ("settings", "stops"),
-    [(FRAMES, [3]), *(pytest.param(settings, [3, 6], marks=pytest.mark.slow) for settings in SETTINGS)],
+    [
+        (FRAMES, [3]),
+        *(pytest.param(settings, [3, 6], marks=[pytest.mark.slow, pytest.mark.xla]) for settings in SETTINGS),
+    ],
     ids=str,
 )
 def test_an_interrupted_run_reaches_the_same_parameters_as_an_uninterrupted_run(tmp_path, settings, stops):

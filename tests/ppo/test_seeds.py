@@ -61,6 +61,7 @@ def test_an_envs_seed_does_not_depend_on_num_envs_and_changes_when_fresh_episode
     assert not set(seeds.env_seeds(3, 64, env_steps=0)) & set(seeds.env_seeds(3, 64, env_steps=2048))
 
 
+@pytest.mark.xla
 @pytest.mark.slow
 def test_the_same_seed_gives_the_same_metrics_bit_for_bit_if_the_update_is_compiled(tmp_path):
     found = []
