@@ -141,10 +141,10 @@ def test_every_task_equals_gymnasiums_over_1500_steps_of_64_envs(env_id):
 @pytest.mark.parametrize("env_id", TASKS)
 @settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
 @given(data=st.data())
-def test_every_task_equals_gymnasiums_with_other_arguments_over_1500_steps_of_64_envs(env_id, data):
+def test_every_task_equals_gymnasiums_with_other_arguments_over_1500_steps_of_16_envs(env_id, data):
     kwargs = data.draw(st.fixed_dictionaries(KWARGS[env_id]))
     limit = gym.spec(env_id).max_episode_steps
-    assert_same_as_gymnasium(env_id, num_envs=64, steps=1500, mode=AutoresetMode.NEXT_STEP, limit=limit, **kwargs)
+    assert_same_as_gymnasium(env_id, num_envs=16, steps=1500, mode=AutoresetMode.NEXT_STEP, limit=limit, **kwargs)
 
 
 @pytest.mark.parametrize("env_id", TASKS)
