@@ -155,7 +155,7 @@ class Callbacks(Callback):
         self._call("on_warning", message)
 
     def _call(self, name: str, *arguments: Any, callbacks: Iterable[Callback] | None = None) -> None:
-        """Calls a method of these callbacks, by default of all."""
+        """Calls a method of the given callbacks, or of all."""
         for callback in self._callbacks if callbacks is None else callbacks:
             try:
                 getattr(callback, name)(*arguments)

@@ -141,6 +141,8 @@ def test_stop_training_is_recorded_and_all_callbacks_are_called(method):
     assert not callbacks.should_stop
     getattr(callbacks, method)(*CALLS[method])
     assert called == [CALLS[method]] and callbacks.interrupted and callbacks.should_stop
+    callbacks.attach(CONFIG)  # another run
+    assert not callbacks.should_stop
 
 
 def test_a_reason_to_stop_is_not_an_interruption():

@@ -147,7 +147,7 @@ def merge_infos(infos: Infos) -> RowInfos:
 
 def join_infos(parts: Sequence[RowInfos], num_envs: int) -> dict[str, Any]:
     """Returns the batched infos of N envs from those of disjoint rows. The caller owns all arrays."""
-    # `add_batch` would set the elements without a value to 0.
+    # Partial columns need `add_batch`, which sets the elements of envs without a value to 0.
     if len(parts) == 1 and len(parts[0].rows) == num_envs and not parts[0].partial:
         return parts[0].batched()
     joined: dict[str, Any] = {}
