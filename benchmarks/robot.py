@@ -27,6 +27,7 @@ from typing import Any
 import mujoco
 import numpy as np
 
+TASK = "examples.quadruped:Quadruped-v0"
 MODEL = Path(__file__).parents[1] / "examples" / "quadruped.xml"
 SUBSTEPS = 4
 FIELDS = ("qpos", "qvel", "qacc_warmstart", "ctrl")
@@ -51,23 +52,31 @@ def main(num_envs: tuple[int, ...] = (64, 512), mjbatch: str | None = None, roun
     print("| envs | rival | env-steps/s | rival / vecenv |\n|---:|---|---:|---:|")
     for count in num_envs:
         with tempfile.TemporaryDirectory() as folder:
-            seconds = in_turns(_rivals(count, mjbatch, Path(folder) / "recorded.npz"), rounds)
-        ours, steps = np.array(seconds["vecenv"]), count * _num_steps(count)
+            seconds = in_turns(rivals(count, mjbatch, Path(folder) / "recorded.npz"), rounds)
+        ours, steps = np.array(seconds["vecenv"]), count * num_steps(count)
         for name, taken in seconds.items():
             speed, ratio = steps / statistics.median(taken), np.median(ours / np.array(taken))
             print(f"| {count} | {name} | {speed:,.0f} | {ratio:.2f} |")
 
 
-def _num_steps(num_envs: int) -> int:
+def num_steps(num_envs: int) -> int:
+    """Returns the number of steps of a round."""
     return max(CHECKED_STEPS, ENV_STEPS // num_envs)
 
 
-def _rivals(num_envs: int, interpreter: str | None, file: Path) -> dict[str, Callable[[], Any]]:
+def rivals(num_envs: int, interpreter: str | None, file: Path) -> dict[str, Callable[[], Any]]:
+    """Returns a function for each rival, which takes `num_steps(num_envs)` steps. Writes the recorded states to `file`.
+
+    Args:
+        num_envs: Number of envs.
+        interpreter: Python interpreter of an environment that has mjbatch, or None to leave mjbatch out.
+        file: File for the recorded states, which must exist as long as the functions are called.
+    """
     import vecenv
     from examples.quadruped import Quadruped
 
-    actions = np.random.default_rng(0).uniform(-0.5, 0.5, (_num_steps(num_envs), num_envs, 12)).astype(np.float32)
-    envs = vecenv.make("examples.quadruped:Quadruped-v0", num_envs)
+    actions = np.random.default_rng(0).uniform(-0.5, 0.5, (num_steps(num_envs), num_envs, 12)).astype(np.float32)
+    envs = vecenv.make(TASK, num_envs)
     envs.reset(seed=0)
     checked = _recorded(Quadruped(num_envs, randomized=False), actions[:CHECKED_STEPS], num_skipped=0)
     timed = _recorded(Quadruped(num_envs), actions, num_skipped=len(actions))

@@ -343,10 +343,14 @@ def test_the_benchmarks_run():
             ["robot", "--num-envs", "64", "--rounds", "1"],
             {"64 | vecenv", "64 | mujoco.batch", "64 | loop over mj_step"},
         ),
+        (
+            ["cores", "--tasks", "no-op", "quadruped", "--num-envs", "4", "--rounds", "1"],
+            {"vecenv", "vecenv Sync", "gymnasium Sync", "mujoco.batch", "loop over mj_step", "vecenv, workers"},
+        ),
         (["latency", "runs/NAME", "--rounds", "3"], {"onnx", "tflite", "savedmodel"}),
     ],
 )
-def test_the_benchmarks_of_a_robots_physics_and_of_exports_run(workplace, words, rows):
+def test_the_benchmarks_of_physics_cores_and_exports_run(workplace, words, rows):
     words = [str(workplace / ".venv" / "bin" / "python"), "-m", f"benchmarks.{words[0]}", *words[1:]]
     done = subprocess.run(words, cwd=workplace, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
