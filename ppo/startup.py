@@ -6,6 +6,8 @@ import gc
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import vecenv
 
@@ -36,8 +38,8 @@ def load_tensorflow() -> None:
         collected = gc.isenabled()
         gc.disable()  # saves a quarter of the time: imported objects stay alive, so scanning them frees nothing
         try:
-            import tensorflow as tf
-
+            with _without_keras():
+                import tensorflow as tf
             tf.zeros([])  # finds the devices
         except Exception:
             notes.seek(0)
@@ -48,3 +50,20 @@ def load_tensorflow() -> None:
                 gc.enable()
             os.dup2(stderr, 2)
             os.close(stderr)
+
+
+@contextmanager
+def _without_keras() -> Iterator[None]:
+    """Makes `import tensorflow` skip Keras, which would take a quarter of its time. `tf.keras` imports it when used.
+
+    The last thing that TensorFlow does is to import this module of Keras. It ignores an ImportError.
+    """
+    module = "keras.src.optimizers"
+    if module in sys.modules:
+        yield
+        return
+    sys.modules[module] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[module]

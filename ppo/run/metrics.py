@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorboard.plugins.hparams import api as hparams
+from tensorboard.plugins.hparams import summary_v2 as hparams  # its documented home, `api`, also imports Keras
 
 from ppo.config import Config
 from ppo.run import infos

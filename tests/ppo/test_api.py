@@ -532,6 +532,15 @@ def test_importing_ppo_does_not_load_tensorflow_and_provides_every_public_name()
         _ = ppo.trane
 
 
+def test_tensorflow_is_imported_without_keras_which_networks_can_still_use():
+    code = (
+        "import sys; from ppo.startup import load_tensorflow; load_tensorflow(); assert 'keras' not in sys.modules\n"
+        "import tensorflow as tf; tf.keras.Sequential([tf.keras.layers.Dense(3)])(tf.zeros([2, 2]))\n"
+        "tf.keras.optimizers.Adam()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
 def test_the_reference_documents_only_names_that_ppo_exports():
     page = (Path(__file__).parents[2] / "docs" / "api-ppo.md").read_text()
     assert set(re.findall(r"^::: ppo\.(.+)$", page, flags=re.MULTILINE)) == set(ppo.__all__)

@@ -137,7 +137,7 @@ def newest(run):
     return int(found[-1].name.split("_")[1]) if found else 0
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(50, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
+@pytest.mark.parametrize("kills", [1, pytest.param(25, marks=[pytest.mark.slow, pytest.mark.timeout(1500)])])
 def test_a_run_killed_at_any_moment_can_be_resumed(tmp_path, kills):
     """With a checkpoint after each update, most kills interrupt the writing of a checkpoint."""
     rng, run, before = random.Random(kills), None, 0
