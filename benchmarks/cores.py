@@ -1,14 +1,13 @@
 """How does stepping scale with cores? `taskset -c 0-7 python -m benchmarks.cores` measures with eight of them.
 
 Unit: env-steps per second of all envs, as the median of the rounds, and the share of the cores' time in which any
-process ran, including those that wait in a loop. Each rival uses one thread or worker process per core, except
-Gymnasium, which uses one process per env, and the envs that are stepped in a plain loop.
+process ran, including busy-waiting. Each rival uses one thread or worker process per core, except Gymnasium's
+AsyncVectorEnv, which uses one process per env, and the envs that are stepped in a plain loop.
 Not measured: creation and the policy.
 
-The rivals of a task take turns. "EnvPool async" receives half of the envs at a time; the other half is stepped also
-while the other rivals take their turn, which flatters it by up to 6%. The bare physics of the quadruped repeats
-vecenv's states and controls and computes nothing else; mjbatch requires a MuJoCo of its own (see `benchmarks.robot`).
-The other benchmarks check that the rivals return the same values.
+The rivals of a task take turns, with the same random actions. "EnvPool async" receives half of the envs at a time. The
+bare physics of the quadruped repeats vecenv's states and controls and computes nothing else; mjbatch needs its own
+version of MuJoCo (see `benchmarks.robot`). The other benchmarks check that the rivals return the same values.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -33,8 +33,17 @@ from benchmarks.noise import Noise
 Task = Literal["no-op", "HalfCheetah in Python", "HalfCheetah", "Ant", "Humanoid", "quadruped"]
 Steps = Callable[[], Any]
 
-STEPS = 8  # of a call
-ROUND_S = 0.3  # at least
+STEPS = 8  # per call
+ROUND_S = 0.3  # minimum
+
+
+@dataclass
+class Rival:
+    """`call` is timed. `begin` and `end` surround its turn, so that nothing runs while others take theirs."""
+
+    call: Steps
+    begin: Steps = lambda: None
+    end: Steps = lambda: None
 
 
 def main(
@@ -46,7 +55,7 @@ def main(
     """Prints the median env-steps per second of each rival and the share of the cores' time that was used.
 
     Args:
-        tasks: What is stepped.
+        tasks: Tasks to step.
         num_envs: Numbers of envs.
         mjbatch: Python interpreter of an environment that has mjbatch.
         rounds: Number of rounds that count.
@@ -61,16 +70,19 @@ def main(
                     print(f"{where} | {steps * count / seconds:,.0f} | {busy:.0%} |", flush=True)
 
 
-def _in_turns(rivals: dict[str, Steps], rounds: int) -> dict[str, tuple[float, float]]:
-    """Returns the medians of each rival's seconds of a call and share of the cores' time. Round 0 warms up."""
+def _in_turns(rivals: dict[str, Rival], rounds: int) -> dict[str, tuple[float, float]]:
+    """Returns each rival's median seconds per call and share of the cores' time. The first round only warms up."""
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in rivals}
     for _ in range(1 + rounds):
-        for name, call in rivals.items():
+        for name, rival in rivals.items():
+            rival.begin()
             calls, start, used = 0, time.perf_counter(), _cpu_seconds()
             while (seconds := time.perf_counter() - start) < ROUND_S:
-                call()
+                rival.call()
                 calls += 1
-            taken[name].append((seconds / calls, (_cpu_seconds() - used) / seconds / vecenv.available_cores()))
+            share = (_cpu_seconds() - used) / seconds / len(os.sched_getaffinity(0))
+            taken[name].append((seconds / calls, share))
+            rival.end()
     return {
         name: (statistics.median(s for s, _ in found[1:]), statistics.median(share for _, share in found[1:]))
         for name, found in taken.items()
@@ -78,20 +90,23 @@ def _in_turns(rivals: dict[str, Steps], rounds: int) -> dict[str, tuple[float, f
 
 
 def _cpu_seconds() -> float:
-    """Returns for how long this process's cores have run any process, with a resolution of 10 ms. Linux only."""
+    """Returns the busy seconds of the cores that this process may use, in steps of 10 ms. Linux only."""
     lines = dict(line.split(maxsplit=1) for line in Path("/proc/stat").read_text().splitlines())
     ticks = (lines[f"cpu{core}"].split() for core in os.sched_getaffinity(0))
     return sum(int(user) + int(nice) + int(system) for user, nice, system, *_ in ticks) / os.sysconf("SC_CLK_TCK")
 
 
-def _rivals(task: Task, num_envs: int, mjbatch: str | None, stack: ExitStack) -> tuple[int, dict[str, Steps]]:
-    """Returns a number of steps, and a function for each rival that takes them. The stack closes the envs."""
-    cores, steps = vecenv.available_cores(), STEPS
-    rivals: dict[str, Steps] = {}
+def _rivals(task: Task, num_envs: int, mjbatch: str | None, stack: ExitStack) -> tuple[int, dict[str, Rival]]:
+    """Returns the number of steps per call, and the rivals. The stack closes their envs."""
+    workers, steps = min(vecenv.available_cores(), num_envs), STEPS
+    rivals: dict[str, Rival] = {}
+    actions = None
     if task == "quadruped":
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        steps, rivals = robot.num_steps(num_envs), robot.rivals(num_envs, mjbatch, folder / "recorded.npz")
-        envs: dict[str, Any] = {"vecenv, workers": vecenv.make(robot.TASK, num_envs, num_workers=cores)}
+        calls = robot.rivals(num_envs, mjbatch, folder / "recorded.npz")
+        steps, rivals = robot.num_steps(num_envs), {name: Rival(call) for name, call in calls.items()}
+        actions = robot.random_actions(num_envs)
+        envs: dict[str, Any] = {"vecenv, workers": vecenv.make(robot.TASK, num_envs, num_workers=workers)}
     elif task == "no-op":
         fns = [functools.partial(Noise, (17, 1, 1))] * num_envs
         envs = {"vecenv": vecenv.AsyncVectorEnv(fns), "vecenv Sync": vecenv.SyncVectorEnv(fns)}
@@ -101,28 +116,29 @@ def _rivals(task: Task, num_envs: int, mjbatch: str | None, stack: ExitStack) ->
         if num_envs <= 64:  # it starts as many processes
             envs["gymnasium Async"] = gym.vector.AsyncVectorEnv([lambda: gym.make("HalfCheetah-v5")] * num_envs)
     else:
-        workers = vecenv.make(f"{task}-v5", num_envs, num_workers=cores)
+        workers = vecenv.make(f"{task}-v5", num_envs, num_workers=workers)
         envs = {"vecenv, threads": vecenv.make(f"{task}-v5", num_envs), "vecenv, workers": workers}
     for each in envs.values():
         stack.callback(each.close)
         each.reset(seed=0)
-    each.action_space.seed(0)
-    actions = [each.action_space.sample() for _ in range(steps)]
+    if actions is None:
+        each.action_space.seed(0)
+        actions = np.stack([each.action_space.sample() for _ in range(steps)])
 
     def stepper(envs: Any) -> Steps:
         return lambda: [envs.step(batch) for batch in actions]
 
-    rivals |= {name: stepper(each) for name, each in envs.items()}
+    rivals |= {name: Rival(stepper(each)) for name, each in envs.items()}
     if task in ("HalfCheetah", "Ant", "Humanoid"):
         rivals |= _envpool(f"{task}-v5", num_envs, actions, stack)
     return steps, rivals
 
 
-def _envpool(env_id: str, num_envs: int, actions: list[np.ndarray], stack: ExitStack) -> dict[str, Steps]:
+def _envpool(env_id: str, num_envs: int, actions: np.ndarray, stack: ExitStack) -> dict[str, Rival]:
     try:
         import envpool
     except ImportError as error:
-        print(f"EnvPool is left out: {error}")
+        print(f"EnvPool is skipped: {error}")
         return {}
     sizes = {"num_envs": num_envs, "num_threads": vecenv.available_cores()}
     sync = envpool.make(env_id, env_type="gymnasium", **sizes)
@@ -132,13 +148,25 @@ def _envpool(env_id: str, num_envs: int, actions: list[np.ndarray], stack: ExitS
     sync.reset()
     halves.async_reset()
 
+    waiting = [halves.recv()[4]["env_id"].copy() for _ in range(2)]
+
+    def begin() -> None:
+        for ids in waiting:
+            halves.send(actions[0, : len(ids)], ids)
+
+    def end() -> None:
+        waiting[:] = [halves.recv()[4]["env_id"].copy() for _ in range(2)]
+
     def steps() -> None:
         for batch in actions:
             for half in (batch[: num_envs // 2], batch[num_envs // 2 :]):
                 ids = halves.recv()[4]["env_id"]
                 halves.send(half, ids)
 
-    return {"EnvPool": lambda: [sync.step(batch) for batch in actions], "EnvPool async": steps}
+    return {
+        "EnvPool": Rival(lambda: [sync.step(batch) for batch in actions]),
+        "EnvPool async": Rival(steps, begin, end),
+    }
 
 
 if __name__ == "__main__":

@@ -64,18 +64,23 @@ def num_steps(num_envs: int) -> int:
     return max(CHECKED_STEPS, ENV_STEPS // num_envs)
 
 
+def random_actions(num_envs: int) -> np.ndarray:
+    """Returns the actions of a round: float32[T, N, 12]."""
+    return np.random.default_rng(0).uniform(-0.5, 0.5, (num_steps(num_envs), num_envs, 12)).astype(np.float32)
+
+
 def rivals(num_envs: int, interpreter: str | None, file: Path) -> dict[str, Callable[[], Any]]:
     """Returns a function for each rival, which takes `num_steps(num_envs)` steps. Writes the recorded states to `file`.
 
     Args:
         num_envs: Number of envs.
         interpreter: Python interpreter of an environment that has mjbatch, or None to leave mjbatch out.
-        file: File for the recorded states, which must exist as long as the functions are called.
+        file: File for the recorded states.
     """
     import vecenv
     from examples.quadruped import Quadruped
 
-    actions = np.random.default_rng(0).uniform(-0.5, 0.5, (num_steps(num_envs), num_envs, 12)).astype(np.float32)
+    actions = random_actions(num_envs)
     envs = vecenv.make(TASK, num_envs)
     envs.reset(seed=0)
     checked = _recorded(Quadruped(num_envs, randomized=False), actions[:CHECKED_STEPS], num_skipped=0)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
 
 import vecenv
 
@@ -54,16 +56,19 @@ def load_tensorflow() -> None:
 
 @contextmanager
 def _without_keras() -> Iterator[None]:
-    """Makes `import tensorflow` skip Keras, which would take a quarter of its time. `tf.keras` imports it when used.
+    """Makes `import tensorflow` skip Keras, a quarter of the import time. `tf.keras` imports it when it is first used.
 
-    The last thing that TensorFlow does is to import this module of Keras. It ignores an ImportError.
+    The last thing that TensorFlow does is to import this module with `import_module`. It ignores an ImportError.
     """
-    module = "keras.src.optimizers"
-    if module in sys.modules:
-        yield
-        return
-    sys.modules[module] = None  # type: ignore[assignment]
+    import_module = importlib.import_module
+
+    def refuse(name: str, package: str | None = None) -> ModuleType:
+        if name == "keras.src.optimizers" and name not in sys.modules:
+            raise ImportError(f"{name} is imported later, if it is used")
+        return import_module(name, package)
+
+    importlib.import_module = refuse
     try:
         yield
     finally:
-        del sys.modules[module]
+        importlib.import_module = import_module

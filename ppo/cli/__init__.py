@@ -143,7 +143,8 @@ def _typed(program: str) -> str:
 
 def load_tensorflow() -> None:
     """Imports TensorFlow as `ppo.train` does. Raises KeyboardInterrupt for a signal, which the import swallows."""
-    startup.load_tensorflow()
-    gc.freeze()  # excludes the imported objects from later collections
+    if "tensorflow" not in sys.modules:
+        startup.load_tensorflow()
+        gc.freeze()  # excludes the imported objects from later collections
     if _received:
         raise KeyboardInterrupt

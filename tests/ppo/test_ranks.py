@@ -356,11 +356,11 @@ def test_a_restarted_run_reaches_the_end_of_an_undisturbed_run(tmp_path, undistu
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("how", "faults"), [("killed", 4), ("stopped", 2)])  # noticing a stopped rank takes a minute
+@pytest.mark.parametrize(("how", "faults"), [("killed", 4), ("stopped", 2)])  # it takes a minute to notice a stop
 @pytest.mark.timeout(3600)
 def test_a_run_survives_faults_at_random_moments(tmp_path, how, faults):
-    """`RANK_FAULTS` is another number of faults. Some hit a rank that is starting, restoring or saving a checkpoint."""
-    faults = int(os.environ.get("RANK_FAULTS", faults))
+    """`RANK_FAULTS` overrides `faults`. Some hit a rank that is starting, restoring or saving a checkpoint."""
+    faults = int(os.environ.get("RANK_FAULTS") or faults)
     flags = (
         "--total-steps", faults * 8 * STEPS, "--report-interval", 64, "--checkpoint-interval", 640,
     )  # fmt: skip
