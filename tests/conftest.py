@@ -35,7 +35,7 @@ for package in (tests.ppo, tests.vecenv):
 
 
 # By default, the garbage collector would scan the thousands of objects of each graph again and again.
-gc.set_threshold(50_000, 5, 5)
+gc.set_threshold(200_000, 5, 5)
 
 
 def pytest_collection_finish():

@@ -84,7 +84,13 @@ SMALL = ["--num-envs", "4", "--num-steps", "8", "--minibatch-size", "16", "--epo
          "--total-steps", "64"]  # fmt: skip
 
 
-@pytest.mark.parametrize(("env", "words"), [("CRAWLER", []), ("MEMORY", ["--recurrent", "lstm"]), ("CATCH", [])])
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        ("CRAWLER", []),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("MEMORY", ["--recurrent", "lstm"]), ("CATCH", []))),
+    ],
+)
 def test_the_example_tasks_can_be_trained(tmp_path, monkeypatch, env, words):
     monkeypatch.chdir(ROOT)
     assert command("train", ["--env", globals()[env], "--logdir", str(tmp_path), *SMALL, *words]) == 0

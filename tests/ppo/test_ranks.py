@@ -767,7 +767,11 @@ class Ends(ppo.Callback):
 
 @pytest.mark.parametrize(
     ("method", "total_steps", "finishes"),
-    [("on_update", 192, True), ("on_report", 192, False), ("on_checkpoint", 128, False)],
+    [
+        ("on_update", 192, True),
+        pytest.param("on_report", 192, False, marks=pytest.mark.slow),
+        ("on_checkpoint", 128, False),
+    ],
 )
 def test_a_callback_of_rank_0_ends_the_run_on_all_ranks(tmp_path, method, total_steps, finishes):
     intervals = {"report_interval": 64, "checkpoint_interval": 64}
