@@ -116,14 +116,17 @@ def _rivals(task: Task, num_envs: int, mjbatch: str | None, stack: ExitStack) ->
         if num_envs <= 64:  # it starts as many processes
             envs["gymnasium Async"] = gym.vector.AsyncVectorEnv([lambda: gym.make("HalfCheetah-v5")] * num_envs)
     else:
-        workers = vecenv.make(f"{task}-v5", num_envs, num_workers=workers)
-        envs = {"vecenv, threads": vecenv.make(f"{task}-v5", num_envs), "vecenv, workers": workers}
+        envs = {
+            "vecenv, threads": vecenv.make(f"{task}-v5", num_envs),
+            "vecenv, workers": vecenv.make(f"{task}-v5", num_envs, num_workers=workers),
+        }
     for each in envs.values():
         stack.callback(each.close)
         each.reset(seed=0)
     if actions is None:
-        each.action_space.seed(0)
-        actions = np.stack([each.action_space.sample() for _ in range(steps)])
+        space = next(iter(envs.values())).action_space
+        space.seed(0)
+        actions = np.stack([space.sample() for _ in range(steps)])
 
     def stepper(envs: Any) -> Steps:
         return lambda: [envs.step(batch) for batch in actions]
@@ -147,7 +150,6 @@ def _envpool(env_id: str, num_envs: int, actions: np.ndarray, stack: ExitStack) 
     stack.callback(halves.close)
     sync.reset()
     halves.async_reset()
-
     waiting = [halves.recv()[4]["env_id"].copy() for _ in range(2)]
 
     def begin() -> None:

@@ -58,7 +58,7 @@ def load_tensorflow() -> None:
 def _without_keras() -> Iterator[None]:
     """Makes `import tensorflow` skip Keras, a quarter of the import time. `tf.keras` imports it when it is first used.
 
-    The last thing that TensorFlow does is to import this module with `import_module`. It ignores an ImportError.
+    At its end, TensorFlow calls `import_module` for Keras's optimizers, and ignores an ImportError.
     """
     import_module = importlib.import_module
 

@@ -59,10 +59,7 @@ SLOW = [pytest.mark.slow, pytest.mark.xla]
 
 @pytest.mark.parametrize(
     ("settings", "stops"),
-    [
-        (FRAMES, [3]),
-        *(pytest.param(settings, [3, 6], marks=[pytest.mark.slow, pytest.mark.xla]) for settings in SETTINGS),
-    ],
+    [(FRAMES, [3]), *(pytest.param(settings, [3, 6], marks=SLOW) for settings in SETTINGS)],
     ids=str,
 )
 def test_an_interrupted_run_reaches_the_same_parameters_as_an_uninterrupted_run(tmp_path, settings, stops):

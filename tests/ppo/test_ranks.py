@@ -356,7 +356,7 @@ def test_a_restarted_run_reaches_the_end_of_an_undisturbed_run(tmp_path, undistu
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("how", "faults"), [("killed", 4), ("stopped", 2)])  # it takes a minute to notice a stop
+@pytest.mark.parametrize(("how", "faults"), [("killed", 4), ("stopped", 2)])  # a stop may take 5 minutes to notice
 @pytest.mark.timeout(3600)
 def test_a_run_survives_faults_at_random_moments(tmp_path, how, faults):
     """`RANK_FAULTS` overrides `faults`. Some hit a rank that is starting, restoring or saving a checkpoint."""
