@@ -126,13 +126,15 @@ class Learner(tf.Module):
     def __init__(self, config: Config, agent: Agent, view: View, *, total: int | None = None, own: slice | None = None):
         super().__init__(name="learner")
         self._config, self._agent, self._view = config, agent, view
-        self._variables = agent.learned
         self._sees_images = agent.observations.has_images
         compiles = compiles_updates and not self._sees_images and agent.network.can_compile
         self.update = graph_function(self._update, jit_compile=compiles)
         count = config.num_envs if total is None else total
         self.rewards = RewardNormalizer(count, gamma=config.gamma, enabled=config.normalize_rewards, own=own)
-        self.optimizer = Adam(self._variables, epsilon=config.adam_epsilon, max_grad_norm=config.max_grad_norm)
+        self.optimizers = [
+            Adam(variables, epsilon=config.adam_epsilon, max_grad_norm=config.max_grad_norm)
+            for variables in agent.learned_apart
+        ]
         self.penalty = tf.Variable(1.0, trainable=False, name="kl_penalty")
         self.rate = tf.Variable(config.learning_rate, trainable=False, name="learning_rate")
         self.compiled = False
@@ -371,8 +373,10 @@ class Learner(tf.Module):
             loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
         kl = losses.approximate_kl(log_probs=log_probs, old_log_probs=minibatch.old_log_probs, weights=acts)
         clipped = losses.mean(tf.cast(tf.abs(ratio - 1) > config.clip_range, tf.float32), acts)
-        gradients = self._agent.inward(tape.gradient(loss, self._variables))
-        norm = self.optimizer.apply(gradients, rate)
+        first, *others = tape.gradient(loss, self._agent.learned_apart)
+        gradients = [self._agent.inward(first), *others]
+        norms = [adam.apply(own, rate) for adam, own in zip(self.optimizers, gradients, strict=True)]
+        norm = tf.linalg.global_norm(norms)
         return tf.stack([1.0, policy_loss, value_loss, entropy, kl, clipped, norm])
 
     def _total_kl(self, batch: Batch, samples: Samples, order: tf.Tensor) -> tf.Tensor:

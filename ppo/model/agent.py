@@ -63,6 +63,7 @@ class ActorCritic(tf.Module):
 
     Attributes:
         core: The recurrent core, or None.
+        shares_layers: Whether the policy and the value function have layers in common.
     """
 
     can_compile = True
@@ -93,8 +94,14 @@ class ActorCritic(tf.Module):
         mlp = functools.partial(MLP, activation=config.activation, rng=rng)
         critic_width = width + sum(widths[name] for name in self._critic_names)
         policy_sizes, value_sizes = [width, *config.policy_layers, num_outputs], [critic_width, *config.value_layers, 1]
+        self.shares_layers = bool(self._cnns) or self.core is not None
         self._policy = mlp(policy_sizes, output_gain=config.policy_output_gain, name="policy")
         self._value = mlp(value_sizes, output_gain=1.0, name="value")
+
+    @property
+    def value_variables(self) -> tuple[tf.Variable, ...]:
+        """The variables that only the value function uses."""
+        return self._value.trainable_variables
 
     def encode(self, inputs: Inputs) -> Inputs:
         """Replaces the images of `inputs: [B, ...]` with the outputs of the CNNs, `float32[B, F]`."""
@@ -316,6 +323,20 @@ class Agent(tf.Module):
     def learned(self) -> list[tf.Variable]:
         """The variables that gradients change."""
         return [*self.network.trainable_variables, *([] if self.log_std is None else [self.log_std])]
+
+    @property
+    def learned_apart(self) -> list[list[tf.Variable]]:
+        """The variables in `learned`, in groups that have no layer in common: the policy's before the value function's.
+
+        One group holds all of them if the network has layers that both use, as CNNs and custom networks may.
+        """
+        if self.network.shares_layers:
+            return [self.learned]
+        values = {id(variable) for variable in self.network.value_variables}
+        return [
+            [variable for variable in self.learned if id(variable) not in values],
+            [variable for variable in self.learned if id(variable) in values],
+        ]
 
     def raise_log_std(self, minimum: float) -> None:
         """Raises each log std to a minimum. Far below it, gradients would take many steps to change the policy."""

@@ -36,6 +36,7 @@ class CustomNetwork(tf.Module):
 
     Attributes:
         can_compile: Whether XLA may compile the gradient. False if the network itself calls a `tf.function`.
+        shares_layers: True: nobody knows whether the policy and the value function have layers in common.
 
     Raises:
         ConfigError: If the function cannot be imported, or the network violates this contract.
@@ -61,6 +62,7 @@ class CustomNetwork(tf.Module):
         example = {key: tf.zeros([2, *spec.shape[1:]], spec.dtype) for key, spec in observations.specs.items()}
         traced = graph_function(self._call)
         _check_shapes(name, traced(self._nested(example)), num_outputs)
+        self.shares_layers = True
         self.can_compile = not _calls_functions(traced.get_concrete_function(self._nested(example)).graph)
         # A Keras variable holds the TensorFlow variable that gradients and checkpoints need.
         self._all = [_variable(variable) for variable in getattr(network, "variables", ())]
