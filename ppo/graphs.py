@@ -1,12 +1,14 @@
-"""Graph functions that count their own traces, so that many objects of a class cause no retracing warnings."""
+"""Graph functions: how they are traced, and how they run."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager import context  # TensorFlow offers no public way to choose an executor
 
 
 def graph_function(function: Callable[..., Any], **options: Any) -> Any:
@@ -22,6 +24,15 @@ def graph_function(function: Callable[..., Any], **options: Any) -> Any:
     counted: Any = functools.partial(function)
     counted.__name__ = getattr(function, "__name__", "graph")  # of the graph, for profiles and error messages
     return tf.function(counted, autograph=False, **options)
+
+
+def in_order() -> AbstractContextManager[None]:
+    """Makes graph functions run their operations one after another, on the calling thread.
+
+    This suits operations that depend on one another and are so short that passing them between threads takes longer.
+    A graph function must also be traced in this context.
+    """
+    return context.function_executor_type("SINGLE_THREADED_EXECUTOR")
 
 
 def graph_method(**options: Any) -> Callable[[Callable[..., Any]], functools.cached_property[Any]]:

@@ -22,9 +22,8 @@ def load_tensorflow() -> None:
     if "tensorflow" in sys.modules:
         return
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    # The operations of a rollout depend on one another, and passing them between threads takes longer than most of
-    # them. docs/archive.md has the measurements.
-    os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
+    # One thread for each chain of an update. More would only pass operations between them.
+    os.environ.setdefault("TF_NUM_INTEROP_THREADS", "2")
     # TensorFlow's default ignores the CPU quota of a container.
     os.environ.setdefault("TF_NUM_INTRAOP_THREADS", str(vecenv.available_cores()))
     # TensorFlow writes messages about its build and about missing GPUs to the stderr descriptor, before it reads any

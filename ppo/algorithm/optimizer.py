@@ -11,16 +11,20 @@ BETA_2 = 0.999
 
 
 class Adam(tf.Module):
-    """Adam (Kingma and Ba, 2014, algorithm 1 in the form given at the end of section 2)."""
+    """Adam (Kingma and Ba, 2014, algorithm 1 in the form given at the end of section 2).
+
+    Attributes:
+        learned: The variables that it changes.
+    """
 
     def __init__(self, variables: Sequence[tf.Variable], *, epsilon: float, max_grad_norm: float):
         super().__init__(name="adam")
-        self._variables = list(variables)
+        self.learned = list(variables)
         self._epsilon = epsilon
         self._max_grad_norm = max_grad_norm
         self.steps = tf.Variable(0, dtype=tf.int64, trainable=False, name="steps")
-        self._first = [tf.Variable(tf.zeros_like(v), trainable=False, name="first_moment") for v in self._variables]
-        self._second = [tf.Variable(tf.zeros_like(v), trainable=False, name="second_moment") for v in self._variables]
+        self._first = [tf.Variable(tf.zeros_like(v), trainable=False, name="first_moment") for v in self.learned]
+        self._second = [tf.Variable(tf.zeros_like(v), trainable=False, name="second_moment") for v in self.learned]
 
     def apply(self, gradients: Sequence[tf.Tensor], learning_rate: tf.Tensor) -> tf.Tensor:
         """Takes one step and returns the global norm of the gradients before clipping, a float32 scalar."""
@@ -28,9 +32,7 @@ class Adam(tf.Module):
         scale = tf.minimum(1.0, self._max_grad_norm / (norm + 1e-6))
         self.steps.assign_add(1)
         steps = tf.cast(self.steps, tf.float32)
-        for variable, first, second, gradient in zip(
-            self._variables, self._first, self._second, gradients, strict=True
-        ):
+        for variable, first, second, gradient in zip(self.learned, self._first, self._second, gradients, strict=True):
             tf.raw_ops.ResourceApplyAdam(  # one pass over the variable and its moments; XLA supports it
                 var=variable.handle,
                 m=first.handle,

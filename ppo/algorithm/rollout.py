@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
-from ppo.graphs import graph_method
+from ppo.graphs import graph_method, in_order
 from ppo.model.agent import HOST, Agent, Predictions
 from ppo.model.recurrent import Sequences, flat
 from vecenv.ingraph import InGraphVectorEnv, Rollout
@@ -95,13 +95,18 @@ class Collector(tf.Module):
         for state in self.state:
             state.assign(tf.zeros_like(state))
 
-    @graph_method()
     def collect(self, seed: tf.Tensor) -> list[Collected]:
         """Takes T steps of all envs and returns the rollout of each policy. All of them hold the same slab.
 
         Args:
             seed: Seed of the action noise, int32[2].
         """
+        with in_order():
+            return self.graph(seed)
+
+    @graph_method()
+    def graph(self, seed: tf.Tensor) -> list[Collected]:
+        """See `collect`."""
         envs, actors = self._envs, self._actors
         with tf.device(HOST):  # otherwise TensorFlow places some operations of each step on an accelerator
             noises = [

@@ -1,11 +1,15 @@
 """The update: one graph function that improves the policy on a rollout.
 
-XLA compiles it, with two exceptions: a policy that sees images, because TensorFlow's convolutions are faster than XLA's
-on CPUs; and a custom network that calls graph functions, see `CustomNetwork.can_compile`.
+Without a common layer, the policy and the value function learn in two chains of gradient steps. These do not depend on
+each other within an epoch, so TensorFlow runs them at the same time, each on a core of its own.
+
+XLA compiles the parts of the update, with two exceptions: a policy that sees images, because TensorFlow's convolutions
+are faster than XLA's on CPUs; and a custom network that calls graph functions, see `CustomNetwork.can_compile`.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,7 +22,7 @@ from ppo.algorithm.rollout import Collected, View, ends_of, sequences_of
 from ppo.algorithm.schedules import adapted_penalty, adapted_rate, guarded_rate, learning_rate_at
 from ppo.config import Config
 from ppo.graphs import graph_function, graph_method
-from ppo.model.agent import Agent, Predictions
+from ppo.model.agent import Agent
 from ppo.model.normalize import RewardNormalizer, Statistics, statistics_of
 from ppo.model.observations import MASK, Inputs
 from ppo.model.recurrent import Sequences, flat
@@ -29,10 +33,13 @@ compiles_updates = True
 """Whether XLA compiles updates where it can. Tests that are not about updates set this to False to save time."""
 
 METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
-"""Means over the gradient steps of an update, in the order that `_step` returns them, after the number of steps.
+"""Means over the gradient steps of an update. They are NaN if no step was taken.
 
-They are NaN if no step was taken.
+Of the norm of all gradients, it is the root mean square, which does not depend on the number of chains.
 """
+
+TOTALS = ("gradient_steps", *METRICS)
+"""The sums that a chain returns. Those that another chain computes are 0."""
 
 
 class Batch(NamedTuple):
@@ -68,6 +75,7 @@ class Samples(NamedTuple):
         old_log_probs: Log-probabilities of the actions under this policy.
         advantages: Advantages, not standardized.
         targets: Targets for the values.
+        old_values: Values that the rollout predicted.
         lives: See `Batch.lives`. The value function learns from these steps.
         acts: See `Batch.acts`. The policy learns from these steps.
     """
@@ -78,8 +86,30 @@ class Samples(NamedTuple):
     old_log_probs: tf.Tensor
     advantages: tf.Tensor
     targets: tf.Tensor
+    old_values: tf.Tensor
     lives: tf.Tensor | None
     acts: tf.Tensor | None
+
+
+class Estimates(NamedTuple):
+    """What the value function contributes to the samples of an epoch, `float32[T * N]` each. See `Samples`."""
+
+    advantages: tf.Tensor
+    targets: tf.Tensor
+
+
+class Chain(NamedTuple):
+    """Variables that learn together, one gradient step after another.
+
+    Attributes:
+        adam: Changes the variables.
+        policy: Whether the policy is among what they compute.
+        value: Whether the value function is.
+    """
+
+    adam: Adam
+    policy: bool
+    value: bool
 
 
 def shuffled(config: Config, update: int, rank: int | None = None) -> np.ndarray:
@@ -104,7 +134,7 @@ def shuffled(config: Config, update: int, rank: int | None = None) -> np.ndarray
 
 
 class Learner(tf.Module):
-    """Owns the optimizer and the reward normalizer, and updates the agent.
+    """Owns the optimizers and the reward normalizer, and updates the agent.
 
     The update reads the rollout's slab where the envs wrote it: the slab's tensors alias shared memory, and XLA
     reads arguments in place.
@@ -117,6 +147,7 @@ class Learner(tf.Module):
         own: The rows of this rank among them.
 
     Attributes:
+        optimizers: One for each group of variables that have no layer in common.
         penalty: Weight of the KL, for the objective "kl_penalty". It begins at 1, as in BatchPPO.
         rate: The learning rate of the schedule "kl_adaptive". With other schedules and `kl_limit`, the scheduled
             learning rate is multiplied by `rate / config.learning_rate`.
@@ -127,14 +158,26 @@ class Learner(tf.Module):
         super().__init__(name="learner")
         self._config, self._agent, self._view = config, agent, view
         self._sees_images = agent.observations.has_images
+        # With images, predicting the values of all states again would take too long.
+        self._recomputes = config.recompute_advantages and not self._sees_images
         compiles = compiles_updates and not self._sees_images and agent.network.can_compile
-        self.update = graph_function(self._update, jit_compile=compiles)
         count = config.num_envs if total is None else total
         self.rewards = RewardNormalizer(count, gamma=config.gamma, enabled=config.normalize_rewards, own=own)
         self.optimizers = [
             Adam(variables, epsilon=config.adam_epsilon, max_grad_norm=config.max_grad_norm)
             for variables in agent.learned_apart
         ]
+        first, last = self.optimizers[0], self.optimizers[-1]  # see `Agent.learned_apart`
+        chains = [Chain(adam, policy=adam is first, value=adam is last) for adam in self.optimizers]
+
+        def compiled(function: Callable[..., Any], *fixed: Any) -> Any:
+            function = functools.partial(function, *fixed)
+            return graph_function(function, jit_compile=True) if compiles else function
+
+        # XLA runs one thing at a time, so it compiles several chains one by one.
+        self.update = graph_function(self._update, jit_compile=compiles and len(chains) == 1)
+        self._begin, self._end = compiled(self._begun), compiled(self._ended)
+        self._rounds = [compiled(self._round, chain) for chain in chains]
         self.penalty = tf.Variable(1.0, trainable=False, name="kl_penalty")
         self.rate = tf.Variable(config.learning_rate, trainable=False, name="learning_rate")
         self.compiled = False
@@ -165,19 +208,43 @@ class Learner(tf.Module):
             learning_rate: Scheduled learning rate, a float32 scalar; ignored by the schedule "kl_adaptive".
             order: Samples of each minibatch, `int32[epochs * minibatches, B]`, see `shuffled`.
         """
-        config, predicted = self._config, collected.predictions
-        rate = self._effective_rate(learning_rate)
+        config, rate = self._config, self._effective_rate(learning_rate)
+        batch, samples = self._begin(collected)
+        count = config.epochs if self._recomputes else 1
+        rounds = tf.reshape(order, [count, -1, config.minibatch_size])
+
+        def step(number: tf.Tensor, estimates: Estimates, totals: tf.Tensor) -> tuple[tf.Tensor, Estimates, tf.Tensor]:
+            current, following = samples._replace(**estimates._asdict()), estimates
+            for learn in self._rounds:
+                more, found = learn(batch, current, rounds[number], rate, number == count - 1)
+                totals += more
+                following = following if found is None else found
+            return number + 1, following, totals
+
+        # Order: each round needs the weights and the advantages of the previous one. Within a round, the chains have
+        # no variable in common, so they run at the same time.
+        begin = (0, Estimates(samples.advantages, samples.targets), tf.zeros(len(TOTALS)))
+        totals = tf.while_loop(lambda number, *_: number < count, step, begin, parallel_iterations=1)[2]
+        return self._end(batch, samples, order, rate, totals)
+
+    def _begun(self, collected: Collected) -> tuple[Batch, Samples]:
         batch = self._prepare(collected)
-        samples = self._samples(batch, collected)
-        order = tf.reshape(order, [config.epochs, config.num_minibatches, config.minibatch_size])
-        taken, *totals = tf.unstack(self._learn(batch, samples, order, rate))
+        return batch, self._samples(batch, collected)
+
+    def _ended(
+        self, batch: Batch, samples: Samples, order: tf.Tensor, rate: tf.Tensor, totals: tf.Tensor
+    ) -> dict[str, tf.Tensor]:
+        """Adapts the statistics and the schedules to the rollout, and returns the metrics of the update."""
+        config = self._config
         kl = self._total_kl(batch, samples, order)
         self._adapt(kl)
         # Order: statistics change last, so that all predictions of this update use the rollout's normalization.
         self._agent.observations.merge(batch.seen)
-        metrics = {name: total / taken for name, total in zip(METRICS, totals, strict=True)}
+        taken, *sums = tf.unstack(totals)
+        metrics = {name: total / taken for name, total in zip(METRICS, sums, strict=True)}
+        metrics["grad_norm"] = tf.sqrt(metrics["grad_norm"])
         metrics |= {"return_scale": self.rewards.moments.deviation, "learning_rate": rate, "kl": kl}
-        errors = samples.targets - flat(predicted.values[:-1])
+        errors = samples.targets - samples.old_values
         left, whole = (statistics_of(part, batch.lives).variance for part in (errors, samples.targets))
         unexplained = tf.cast(left, tf.float32) / (tf.cast(whole, tf.float32) + losses.EPSILON)
         metrics |= {"gradient_steps": taken, "explained_variance": 1.0 - unexplained}
@@ -238,84 +305,105 @@ class Learner(tf.Module):
         """Returns all T * N samples of the rollout. XLA removes the columns that no gradient step reads."""
         distribution, predicted = self._agent.distribution, collected.predictions
         actions = distribution.samples(predicted.outputs, flat(collected.noise), flat(batch.rollout.actions))
-        advantages, targets = self._estimate(batch, predicted)
+        estimates = self._estimate(batch, predicted.values, predicted.memory)
         return Samples(
             inputs=self._without_last(batch.inputs),
             actions=actions,
             old_outputs=predicted.outputs,
             old_log_probs=distribution.log_prob(predicted.outputs, actions),
-            advantages=flat(advantages),
-            targets=flat(targets),
+            advantages=estimates.advantages,
+            targets=estimates.targets,
+            old_values=flat(predicted.values[:-1]),
             lives=batch.lives,
             acts=batch.acts,
         )
 
-    def _predict(self, batch: Batch) -> Predictions:
-        """Returns the current agent's predictions for the rollout, in the shapes of `Collected.predictions`."""
-        outputs, values, memory = self._agent.unroll(self._agent.network.encode(batch.inputs), batch.sequences)
-        size = self._config.batch_size
-        return Predictions(outputs[:size], tf.reshape(values, batch.sequences.first.shape), memory[:size])
+    def _new_estimates(self, batch: Batch) -> Estimates:
+        """Returns the estimates of the current value function."""
+        encoded = self._agent.network.encode(batch.inputs)
+        hidden, memory = self._agent.unroll(encoded, batch.sequences)
+        values = tf.reshape(self._agent.values(hidden, encoded), batch.sequences.first.shape)
+        return self._estimate(batch, values, memory[: self._config.batch_size])
 
-    def _estimate(self, batch: Batch, predictions: Predictions) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns advantages and value targets, `float32[T, N]` each, in the units of normalized rewards."""
-        return losses.gae(
+    def _estimate(self, batch: Batch, values: tf.Tensor, memory: tf.Tensor) -> Estimates:
+        """Returns advantages and value targets in the units of normalized rewards.
+
+        Args:
+            batch: The rollout.
+            values: Values of its states, `float32[T + 1, N]`.
+            memory: Memory of the recurrent core after each state in which an action was taken, `float32[T * N, S]`.
+        """
+        advantages, targets = losses.gae(
             rewards=batch.rewards,
-            values=predictions.values[:-1],
-            next_values=self._next_values(predictions, batch.rollout),
+            values=values[:-1],
+            next_values=self._next_values(values, memory, batch.rollout),
             terminated=batch.rollout.terminated,
             truncated=batch.rollout.truncated,
             gamma=self._config.gamma,
             gae_lambda=self._config.gae_lambda,
         )
+        return Estimates(flat(advantages), flat(targets))
 
-    def _next_values(self, predictions: Predictions, rollout: Rollout) -> tf.Tensor:
+    def _next_values(self, values: tf.Tensor, memory: tf.Tensor, rollout: Rollout) -> tf.Tensor:
         """Returns the values of the successor states, `float32[T, N]`: of final observations after truncation."""
-        following = predictions.values[1:]
+        following = values[1:]
         cut = tf.logical_and(rollout.truncated, tf.logical_not(rollout.terminated))
 
-        def values(observations: Any, memory: tf.Tensor) -> tf.Tensor:
+        def values_of(observations: Any, memory: tf.Tensor) -> tf.Tensor:
             agent = self._agent
-            return agent.advance(agent.network.encode(agent.observations.inputs(observations)), memory).values
+            encoded = agent.network.encode(agent.observations.inputs(observations))
+            return agent.values(agent.advance(encoded, memory)[0], encoded)
 
         def with_final() -> tf.Tensor:
-            states = (flat(rollout.final_observations), predictions.memory)
+            states = (flat(rollout.final_observations), memory)
             if not self._sees_images:
                 # View without truncation hold data of an earlier rollout; `tf.where` discards their values.
-                return tf.where(cut, tf.reshape(values(*states), cut.shape), following)
+                return tf.where(cut, tf.reshape(values_of(*states), cut.shape), following)
             places, size = tf.where(flat(cut)), self._config.minibatch_size
 
             def add(i: tf.Tensor, found: tf.Tensor) -> tf.Tensor:  # a CNN reads as many images as in a gradient step
                 rows = places[i * size : (i + 1) * size]
                 some = tf.nest.map_structure(lambda leaf: tf.gather_nd(leaf, rows), states)
-                return tf.tensor_scatter_nd_update(found, rows, values(*some))
+                return tf.tensor_scatter_nd_update(found, rows, values_of(*some))
 
             return tf.reshape(_repeat(-(-tf.shape(places)[0] // size), add, flat(following)), cut.shape)
 
         return tf.cond(tf.reduce_any(cut), with_final, lambda: following)
 
-    def _learn(self, batch: Batch, samples: Samples, order: tf.Tensor, rate: tf.Tensor) -> tf.Tensor:
-        """Takes all gradient steps; returns their number and the sums of their metrics, `float32[1 + len(METRICS)]`.
+    def _round(
+        self,
+        chain: Chain,
+        batch: Batch,
+        samples: Samples,
+        order: tf.Tensor,
+        rate: tf.Tensor,
+        last: tf.Tensor,
+    ) -> tuple[tf.Tensor, Estimates | None]:
+        """Takes the gradient steps of one chain in one round: an epoch, or all of them if no advantages change.
 
         Args:
+            chain: The chain.
             batch: The rollout.
             samples: The samples of the rollout.
-            order: Samples of each minibatch, `int32[epochs, minibatches, B]`.
+            order: Samples of each minibatch, `int32[steps, B]`.
             rate: Learning rate, a float32 scalar.
+            last: Whether no round follows.
+
+        Returns:
+            The sums `float32[len(TOTALS)]`; and the estimates for the next round, or None if the chain has no new ones.
         """
 
-        def epoch(number: tf.Tensor, totals: tf.Tensor) -> tf.Tensor:
-            current = samples
-            # A CNN would take too long. In the first epoch this is redundant, but cheaper than another branch.
-            if self._config.recompute_advantages and not self._sees_images:
-                advantages, targets = flat(self._estimate(batch, self._predict(batch)))
-                current = samples._replace(advantages=advantages, targets=targets)
+        def step(k: tf.Tensor, totals: tf.Tensor) -> tf.Tensor:
+            return totals + self._step(chain, *self._minibatch(batch, samples, order[k]), rate)
 
-            def step(k: tf.Tensor, totals: tf.Tensor) -> tf.Tensor:
-                return totals + self._step(*self._minibatch(batch, current, order[number, k]), rate)
-
-            return _repeat(self._config.num_minibatches, step, totals)
-
-        return _repeat(self._config.epochs, epoch, tf.zeros([1 + len(METRICS)]))
+        totals = _repeat(tf.shape(order)[0], step, tf.zeros(len(TOTALS)))
+        if not chain.value or not self._recomputes:
+            return totals, None
+        return totals, tf.cond(
+            last,
+            lambda: Estimates(samples.advantages, samples.targets),
+            lambda: self._new_estimates(batch),
+        )
 
     def _minibatch(self, batch: Batch, samples: Samples, indices: tf.Tensor) -> tuple[Samples, Sequences | None]:
         """Returns the samples with the given indices `int32[B]`, and the sequences that they form."""
@@ -333,51 +421,72 @@ class Learner(tf.Module):
         envs = indices[: config.minibatch_size // config.num_steps]  # samples of step 0 have the indices of their envs
         return Sequences(tf.gather(first[:-1], envs, axis=1), tf.gather(state, envs))
 
-    def _step(self, minibatch: Samples, sequences: Sequences | None, rate: tf.Tensor) -> tf.Tensor:
-        """Takes one gradient step; returns 1 and its metrics, `float32[1 + len(METRICS)]`.
+    def _step(self, chain: Chain, minibatch: Samples, sequences: Sequences | None, rate: tf.Tensor) -> tf.Tensor:
+        """Takes one gradient step; returns its metrics, `float32[len(TOTALS)]`.
 
         Without a step of a living agent in the minibatch, nothing changes, and the result is 0.
         """
         if minibatch.lives is None:
-            return self._gradient_step(minibatch, sequences, rate)
+            return self._gradient_step(chain, minibatch, sequences, rate)
         return tf.cond(
             tf.reduce_any(minibatch.lives > 0),
-            lambda: self._gradient_step(minibatch, sequences, rate),
-            lambda: tf.zeros([1 + len(METRICS)]),
+            lambda: self._gradient_step(chain, minibatch, sequences, rate),
+            lambda: tf.zeros(len(TOTALS)),
         )
 
-    def _gradient_step(self, minibatch: Samples, sequences: Sequences | None, rate: tf.Tensor) -> tf.Tensor:
+    def _gradient_step(
+        self, chain: Chain, minibatch: Samples, sequences: Sequences | None, rate: tf.Tensor
+    ) -> tf.Tensor:
+        config, loss = self._config, 0.0
+        found: dict[str, Any] = {}
+        with tf.GradientTape() as tape:
+            encoded = self._agent.network.encode(minibatch.inputs)
+            hidden, _ = self._agent.unroll(encoded, sequences)
+            if chain.policy:
+                found |= self._policy_losses(minibatch, self._agent.outputs(hidden, encoded)) | {"gradient_steps": 1.0}
+                loss += found["policy_loss"] - config.entropy_coef * found["entropy"]
+            if chain.value:
+                values = self._agent.values(hidden, encoded)
+                found["value_loss"] = losses.value_loss(
+                    values=values, targets=minibatch.targets, weights=minibatch.lives
+                )
+                loss += config.value_coef * found["value_loss"]
+        gradients = tape.gradient(loss, chain.adam.learned)
+        if chain.policy:
+            gradients = self._agent.inward(gradients)
+        found["grad_norm"] = tf.square(chain.adam.apply(gradients, rate))
+        return tf.stack([found.get(name, 0.0) for name in TOTALS])
+
+    def _policy_losses(self, minibatch: Samples, outputs: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns the metrics of the policy on a minibatch, by name, for the policy's outputs `[B, num_outputs]`."""
         config, distribution, acts = self._config, self._agent.distribution, minibatch.acts
         advantages = minibatch.advantages
         if config.normalize_advantages:
             advantages = losses.standardize(advantages, acts)
-        with tf.GradientTape() as tape:
-            outputs, values, _ = self._agent.unroll(self._agent.network.encode(minibatch.inputs), sequences)
-            log_probs = distribution.log_prob(outputs, minibatch.actions)
-            ratio = tf.exp(log_probs - minibatch.old_log_probs)
-            if config.objective == "clip":
-                policy_loss = losses.clipped_surrogate(
-                    ratio=ratio, advantages=advantages, clip_range=config.clip_range, weights=acts
-                )
-            else:
-                policy_loss = losses.kl_penalized_surrogate(
-                    ratio=ratio,
-                    advantages=advantages,
-                    kl=losses.mean(distribution.kl(minibatch.old_outputs, outputs), acts),
-                    penalty=self.penalty.read_value(),
-                    kl_target=config.kl_target,
-                    weights=acts,
-                )
-            value_loss = losses.value_loss(values=values, targets=minibatch.targets, weights=minibatch.lives)
-            entropy = losses.mean(distribution.entropy(outputs), acts)
-            loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
-        kl = losses.approximate_kl(log_probs=log_probs, old_log_probs=minibatch.old_log_probs, weights=acts)
+        log_probs = distribution.log_prob(outputs, minibatch.actions)
+        ratio = tf.exp(log_probs - minibatch.old_log_probs)
+        if config.objective == "clip":
+            policy_loss = losses.clipped_surrogate(
+                ratio=ratio, advantages=advantages, clip_range=config.clip_range, weights=acts
+            )
+        else:
+            policy_loss = losses.kl_penalized_surrogate(
+                ratio=ratio,
+                advantages=advantages,
+                kl=losses.mean(distribution.kl(minibatch.old_outputs, outputs), acts),
+                penalty=self.penalty.read_value(),
+                kl_target=config.kl_target,
+                weights=acts,
+            )
         clipped = losses.mean(tf.cast(tf.abs(ratio - 1) > config.clip_range, tf.float32), acts)
-        first, *others = tape.gradient(loss, self._agent.learned_apart)
-        gradients = [self._agent.inward(first), *others]
-        norms = [adam.apply(own, rate) for adam, own in zip(self.optimizers, gradients, strict=True)]
-        norm = tf.linalg.global_norm(norms)
-        return tf.stack([1.0, policy_loss, value_loss, entropy, kl, clipped, norm])
+        return {
+            "policy_loss": policy_loss,
+            "entropy": losses.mean(distribution.entropy(outputs), acts),
+            "approx_kl": losses.approximate_kl(
+                log_probs=log_probs, old_log_probs=minibatch.old_log_probs, weights=acts
+            ),
+            "clip_fraction": clipped,
+        }
 
     def _total_kl(self, batch: Batch, samples: Samples, order: tf.Tensor) -> tf.Tensor:
         """Returns the KL from the policy at the start of the update to the current policy, a scalar.
@@ -385,14 +494,21 @@ class Learner(tf.Module):
         It is the mean over all samples or, if the policy sees images, over the first quarter of the last epoch.
         """
         distribution = self._agent.distribution
+
+        def outputs(inputs: Inputs, sequences: Sequences | None) -> tf.Tensor:
+            encoded = self._agent.network.encode(inputs)
+            return self._agent.outputs(self._agent.unroll(encoded, sequences)[0], encoded)
+
         if not self._sees_images:
-            outputs = self._predict(batch).outputs
-            return losses.mean(distribution.kl(samples.old_outputs, outputs), samples.acts)
+            now = outputs(batch.inputs, batch.sequences)[: self._config.batch_size]
+            return losses.mean(distribution.kl(samples.old_outputs, now), samples.acts)
+
+        last = order[-self._config.num_minibatches :]
 
         def add(k: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
-            minibatch, sequences = self._minibatch(batch, samples, order[-1, k])
-            outputs = self._agent.unroll(self._agent.network.encode(minibatch.inputs), sequences).outputs
-            return total + losses.mean(distribution.kl(minibatch.old_outputs, outputs), minibatch.acts)
+            minibatch, sequences = self._minibatch(batch, samples, last[k])
+            now = outputs(minibatch.inputs, sequences)
+            return total + losses.mean(distribution.kl(minibatch.old_outputs, now), minibatch.acts)
 
         number = -(-self._config.num_minibatches // 4)
         return _repeat(number, add, tf.constant(0.0)) / number

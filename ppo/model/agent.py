@@ -112,17 +112,25 @@ class ActorCritic(tf.Module):
         parts = [encoded[name] for name in self._names]
         return parts[0] if len(parts) == 1 else tf.concat(parts, axis=-1)
 
-    def heads(self, hidden: tf.Tensor, encoded: Inputs) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the policy's outputs `float32[B, num_outputs]` and the values `float32[B]`.
+    def outputs(self, hidden: tf.Tensor, encoded: Inputs) -> tf.Tensor:
+        """Returns the policy's outputs `float32[B, num_outputs]`.
+
+        Args:
+            hidden: The features, or the core's output if there is a core.
+            encoded: The encoded inputs, all of which the features contain.
+        """
+        return self._policy(hidden)
+
+    def values(self, hidden: tf.Tensor, encoded: Inputs) -> tf.Tensor:
+        """Returns the values `float32[B]`.
 
         Args:
             hidden: The features, or the core's output if there is a core.
             encoded: The encoded inputs. The value function also reads the ones that the policy does not.
         """
-        seen = hidden
         if self._critic_names:
-            seen = tf.concat([hidden, *(encoded[name] for name in self._critic_names)], axis=-1)
-        return self._policy(hidden), tf.squeeze(self._value(seen), axis=-1)
+            hidden = tf.concat([hidden, *(encoded[name] for name in self._critic_names)], axis=-1)
+        return tf.squeeze(self._value(hidden), axis=-1)
 
 
 class Agent(tf.Module):
@@ -137,8 +145,8 @@ class Agent(tf.Module):
         distribution: Turns the policy's outputs into actions, log-probabilities, entropies and KLs.
         observations: Turns observations into the networks' inputs, and owns their normalizers.
         action_space: Space of one action.
-        network: Encodes the inputs one state at a time, computes `features` of the encoded inputs, and the `heads`
-            from the features or, if there is a `core`, from its output.
+        network: Encodes the inputs one state at a time, computes `features` of the encoded inputs, and `outputs` and
+            `values` from the features or, if there is a `core`, from its output.
         state_size: Length S of the recurrent memory of one env; 0 without a recurrent core.
 
     Raises:
@@ -186,19 +194,14 @@ class Agent(tf.Module):
 
         return [nest(space, spec), tf.TensorSpec([None, self.state_size])]
 
-    def heads(self, hidden: Any, encoded: Inputs) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the parameters of the distribution over actions, and the values, from one pass through the network.
-
-        TensorFlow prunes the head that a caller does not use.
+    def outputs(self, hidden: Any, encoded: Inputs) -> tf.Tensor:
+        """Returns the parameters of the distribution over actions, `float32[B, distribution.num_outputs]`.
 
         Args:
-            hidden: `network.features(encoded)`, or the core's output for these features.
+            hidden: The output of `advance` or `unroll`.
             encoded: The encoded inputs, which include the action mask if there is one.
-
-        Returns:
-            Parameters `float32[B, distribution.num_outputs]`, and values `float32[B]`.
         """
-        outputs, values = self.network.heads(hidden, encoded)
+        outputs = self.network.outputs(hidden, encoded)
         if self.log_std is not None:
             log_std = at_least(self.log_std.read_value(), self._min_log_std)
             log_std = tf.broadcast_to(log_std, [tf.shape(outputs)[0], self.distribution.num_free])
@@ -209,7 +212,11 @@ class Agent(tf.Module):
                 outputs = tf.where(encoded[MASK], outputs, FORBIDDEN)
             else:
                 outputs = tf.concat([tf.where(encoded[MASK], outputs[:, :size], FORBIDDEN), outputs[:, size:]], axis=-1)
-        return outputs, values
+        return outputs
+
+    def values(self, hidden: Any, encoded: Inputs) -> tf.Tensor:
+        """Returns the values `float32[B]` for the output of `advance` or `unroll` and the encoded inputs."""
+        return self.network.values(hidden, encoded)
 
     def step(self, observations: Any, state: tf.Tensor) -> Predictions:
         """Returns predictions for one state of each env.
@@ -218,10 +225,12 @@ class Agent(tf.Module):
             observations: Observations `[N, ...]`, nested like the space.
             state: Memory before these states, `float32[N, S]`.
         """
-        return self.advance(self.network.encode(self.observations.inputs(observations)), state)
+        encoded = self.network.encode(self.observations.inputs(observations))
+        hidden, state = self.advance(encoded, state)
+        return Predictions(self.outputs(hidden, encoded), self.values(hidden, encoded), state)
 
-    def advance(self, encoded: Inputs, state: tf.Tensor) -> Predictions:
-        """Returns predictions for one state of each env.
+    def advance(self, encoded: Inputs, state: tf.Tensor) -> tuple[Any, tf.Tensor]:
+        """Returns what `outputs` and `values` need for one state of each env, and the memory after it.
 
         Args:
             encoded: Encoded inputs `[N, ...]`.
@@ -231,10 +240,10 @@ class Agent(tf.Module):
         if core is not None:
             state = core.step(core.project(hidden), state)
             hidden = core.output(state)
-        return Predictions(*self.heads(hidden, encoded), state)
+        return hidden, state
 
-    def unroll(self, encoded: Inputs, sequences: Sequences | None) -> Predictions:
-        """Returns predictions for T consecutive states of each of N envs, with B = T * N, ordered by time.
+    def unroll(self, encoded: Inputs, sequences: Sequences | None) -> tuple[Any, tf.Tensor]:
+        """Returns what `advance` returns, for T consecutive states of each of N envs, B = T * N, ordered by time.
 
         Args:
             encoded: Encoded inputs `[T * N, ...]`.
@@ -248,7 +257,7 @@ class Agent(tf.Module):
             first, state = sequences
             memory = scan(core, tf.reshape(hidden, [*first.shape, hidden.shape[-1]]), state, first)
             hidden, memory = flat((core.output(memory), memory))
-        return Predictions(*self.heads(hidden, encoded), memory)
+        return hidden, memory
 
     def sample(self, observations: Any, state: tf.Tensor, noise: tf.Tensor) -> tuple[Any, tf.Tensor]:
         """Returns sampled actions `[N, ...]` and the next memory, for observations `[N, ...]`."""

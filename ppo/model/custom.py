@@ -98,9 +98,13 @@ class CustomNetwork(tf.Module):
         """Returns the policy's outputs `float32[B, num_outputs]` and the values `float32[B]`."""
         return encoded[_OUTPUTS], encoded[_VALUES]
 
-    def heads(self, hidden: tuple[tf.Tensor, tf.Tensor], encoded: Inputs) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns `hidden`."""
-        return hidden
+    def outputs(self, hidden: tuple[tf.Tensor, tf.Tensor], encoded: Inputs) -> tf.Tensor:
+        """Returns the policy's outputs `float32[B, num_outputs]` for the features."""
+        return hidden[0]
+
+    def values(self, hidden: tuple[tf.Tensor, tf.Tensor], encoded: Inputs) -> tf.Tensor:
+        """Returns the values `float32[B]` for the features."""
+        return hidden[1]
 
 
 def _function(name: str) -> Callable:

@@ -20,7 +20,7 @@ def test_a_standard_deviation_below_its_minimum_is_raised_but_can_move_back_abov
     @tf.function(jit_compile=compiled, autograph=False)
     def log_std_and_gradient(sign):
         with tf.GradientTape() as tape:
-            log_std = agent.heads(agent.network.features(encoded), encoded)[0][:, 1]
+            log_std = agent.outputs(agent.network.features(encoded), encoded)[:, 1]
             loss = sign * tf.reduce_mean(log_std)
         return log_std, agent.inward([tape.gradient(loss, agent.log_std)])[0][-1]
 
@@ -34,7 +34,7 @@ def test_a_standard_deviation_has_no_maximum():
     agent.log_std.assign([3.0, 0.0])
     encoded = agent.network.encode(agent.observations.inputs(tf.zeros([1, 3])))
     with tf.GradientTape() as tape:
-        log_std = agent.heads(agent.network.features(encoded), encoded)[0][:, 2:]
+        log_std = agent.outputs(agent.network.features(encoded), encoded)[:, 2:]
     np.testing.assert_array_equal(log_std[0], [3.0, 0.0])
     np.testing.assert_array_equal(tape.gradient(log_std, agent.log_std), [1.0, 1.0])
     gradients = [tf.zeros(variable.shape) for variable in agent.learned[:-1]]

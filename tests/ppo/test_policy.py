@@ -102,7 +102,7 @@ def test_values_are_in_the_units_of_rewards(load, tmp_path):
     (path,) = tmp_path.iterdir()
     agent = load_agent(Run.open(path), print)
     encoded = agent.network.encode(agent.observations.inputs(tf.constant(MANY)))
-    wanted = agent.heads(agent.network.features(encoded), encoded)[1].numpy()
+    wanted = agent.values(agent.network.features(encoded), encoded).numpy()
     np.testing.assert_allclose(policy.value(MANY), wanted, atol=1e-5)
     assert policy.value(ONE).shape == () and policy.value(MANY).dtype == np.float32
     np.testing.assert_allclose(policy.value(MANY), [policy.value(one) for one in MANY], atol=1e-5)

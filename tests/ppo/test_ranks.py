@@ -127,7 +127,7 @@ def in_threads(count, work):
 
 
 def learned_by(trainer):
-    return [variable.numpy() for team in trainer.teams for module in (team.agent, team.learner.optimizer)
+    return [variable.numpy() for team in trainer.teams for module in (team.agent, *team.learner.optimizers)
             for variable in module.variables]  # fmt: skip
 
 
