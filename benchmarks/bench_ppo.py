@@ -9,7 +9,8 @@ each sample: 64 steps, minibatches of 1024, 2 epochs. Setting B spends more: 32 
 ppo trains in a separate process, on MuJoCo tasks in C++ or on ordinary Python envs. For comparison, vecenv and EnvPool
 step random actions without learning, and so does the physics alone, with one thread per core. SB3 uses 8 envs in its
 SubprocVecEnv, the fastest number at this batch size on 2 cores, or 64 C++ envs of `vecenv.make` in
-`vecenv.adapters.sb3.VecEnvAdapter`, with one or two torch threads. tianshou has 64 EnvPool envs and one torch thread.
+`vecenv.adapters.sb3.VecEnvAdapter`, with one or two torch threads. SBX is SB3 in JAX. tianshou has 64 EnvPool envs and
+one torch thread. `jax_loop.py` is PPO written by hand in JAX, with 64 envs of EnvPool or vecenv.
 """
 
 from __future__ import annotations
@@ -38,7 +39,11 @@ STEPPING = {
     "physics alone": lambda env, num_envs, actions: physics(env, num_envs, actions, num_skipped=3),
 }
 CHEETAH = ["ppo, 64 envs", "ppo, 64 Python envs", "vecenv, nothing learned", "EnvPool, nothing learned",
-           "EnvPool async, nothing learned", "tianshou, 64 envs of EnvPool"]  # fmt: skip
+           "EnvPool async, nothing learned", "tianshou, 64 envs of EnvPool", "JAX by hand, 64 envs of EnvPool",
+           "JAX by hand, 64 envs of vecenv", "SBX, 64 envs of vecenv"]  # fmt: skip
+INSTALL_JAX = "pip install sbx-rl tf_keras"
+"""SBX requires JAX, and Keras 2 where TensorFlow is installed."""
+
 SB3 = [f"SB3, {envs}, {threads}" for envs in ("8 envs", "64 envs of vecenv") for threads in ("1 thread", "2 threads")]
 PHYSICS = ["ppo, 64 envs", "vecenv, nothing learned", "physics alone"]
 CASES = [
@@ -66,6 +71,14 @@ def test_ppo(measure, benchmark, env, setting, turn, rival, tmp_path):
         need("stable_baselines3", INSTALL_SB3)
         _, envs, threads = rival.split(", ")
         iterate, close = _sb3(**SETTINGS[setting], on_vecenv="vecenv" in envs, threads=int(threads.split()[0]))
+    elif rival.startswith("SBX"):
+        need("sbx", INSTALL_JAX)
+        iterate, close = _sbx(**SETTINGS[setting])
+    elif rival.startswith("JAX"):
+        need("optax", INSTALL_JAX)
+        if "EnvPool" in rival:
+            need("envpool", "pip install envpool")
+        iterate, close = _jax(**SETTINGS[setting], on_vecenv="vecenv" in rival)
     elif rival.startswith("tianshou"):
         need("tianshou", INSTALL_TIANSHOU)
         need("envpool", "pip install envpool")
@@ -168,6 +181,44 @@ def _sb3(num_steps: int, minibatch_size: int, epochs: int, *, on_vecenv: bool, t
     def iterate():
         model.learn(batch, reset_num_timesteps=False)
 
+    return iterate, envs.close
+
+
+def _sbx(num_steps: int, minibatch_size: int, epochs: int):
+    import flax.linen
+    from sbx import PPO
+    from stable_baselines3.common.vec_env import VecNormalize
+
+    import vecenv
+    from vecenv.adapters.sb3 import VecEnvAdapter
+
+    envs = VecEnvAdapter(vecenv.make("HalfCheetah-v5", NUM_ENVS, vector_kwargs={"autoreset_mode": "SameStep"}))
+    model = PPO(
+        "MlpPolicy",
+        VecNormalize(envs),
+        n_steps=num_steps,
+        batch_size=minibatch_size,
+        n_epochs=epochs,
+        policy_kwargs={"net_arch": [64, 64], "activation_fn": flax.linen.tanh},
+    )
+
+    def iterate():
+        model.learn(NUM_ENVS * num_steps, reset_num_timesteps=False)
+
+    return iterate, envs.close
+
+
+def _jax(num_steps: int, minibatch_size: int, epochs: int, *, on_vecenv: bool):
+    import vecenv
+    from benchmarks.jax_loop import trainer
+
+    if on_vecenv:
+        envs = vecenv.make("HalfCheetah-v5", NUM_ENVS)
+    else:
+        import envpool
+
+        envs = envpool.make_gymnasium("HalfCheetah-v5", num_envs=NUM_ENVS, num_threads=available_cores(), seed=1)
+    iterate = trainer(envs, NUM_ENVS, num_steps=num_steps, minibatch_size=minibatch_size, epochs=epochs)
     return iterate, envs.close
 
 

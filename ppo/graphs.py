@@ -27,7 +27,7 @@ def graph_function(function: Callable[..., Any], **options: Any) -> Any:
 
 
 def in_order() -> AbstractContextManager[None]:
-    """Makes graph functions run their operations one after another, on the calling thread.
+    """Makes graph functions run their operations one after another, on one thread.
 
     This suits operations that depend on one another and are so short that passing them between threads takes longer.
     A graph function must also be traced in this context.

@@ -433,6 +433,44 @@ def test_a_policy_learns_where_its_agent_can_act_and_its_value_where_the_agent_l
     assert team.learner.update.experimental_get_tracing_count() == 1
 
 
+@pytest.mark.xla
+def test_the_policy_and_the_value_function_learn_side_by_side():
+    """TensorFlow runs two functions at the same time only if neither writes a variable that the other one holds."""
+    _, envs, agent, learner, collector = parts(CONFIG)
+    envs.reset(seed=0)
+    learner.learn(*collector.collect(tf.constant([0, 0])), 0)
+    held = [
+        {
+            id(variable)
+            for (function,) in [learn._list_all_concrete_functions()]
+            for variable in function.graph.variables
+        }
+        for learn in learner._rounds
+    ]
+    policy, value = ({id(variable) for variable in group} for group in agent.learned_apart)
+    assert policy <= held[0] and value <= held[1]
+    assert not policy & held[1] and not value & held[0]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"recurrent": "gru", "minibatch_size": 20}, {"network": f"{__name__}:twin"}], ids=str
+)
+def test_a_network_with_common_layers_has_one_optimizer(settings):
+    agent, learner = parts(dataclasses.replace(CONFIG, **settings))[2:4]
+    (adam,) = learner.optimizers
+    assert [id(variable) for variable in adam.learned] == [id(variable) for variable in agent.learned]
+
+
+def test_a_rollout_runs_in_order():
+    """For its parallel executor, TensorFlow marks loops to be replaced by operations that the other one refuses."""
+    _, envs, _, _, collector = parts(CONFIG)
+    envs.reset(seed=0)
+    collector.collect(tf.constant([0, 0]))
+    (rollout,) = collector.graph._list_all_concrete_functions()
+    (loop,) = [operation for operation in rollout.graph.get_operations() if "While" in operation.type]
+    assert "_lower_using_switch_merge" not in loop.node_def.attr
+
+
 @pytest.mark.parametrize("settings", [*both({}), slow({"objective": "kl_penalty"})], ids=str)
 def test_without_a_living_agent_an_update_takes_no_step(settings):
     """Weights, Adam's moments and its step counter stay as they are, even if earlier updates left momentum."""
