@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -101,7 +102,9 @@ class Collector(tf.Module):
         Args:
             seed: Seed of the action noise, int32[2].
         """
-        with in_order():
+        # TensorFlow fuses the operations of a CNN only for its parallel executor.
+        sees_images = any(actor.observations.has_images for actor in self._actors)
+        with contextlib.nullcontext() if sees_images else in_order():
             return self.graph(seed)
 
     @graph_method()
