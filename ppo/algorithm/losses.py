@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from ppo.model.normalize import decayed_sums
+
 EPSILON = 1e-8
 """Added to standard deviations by which advantages are divided."""
 
@@ -43,13 +45,7 @@ def gae(
     continues = alive * (1.0 - tf.cast(truncated, tf.float32))
     deltas = rewards + gamma * next_values * alive - values
 
-    def step(later: tf.Tensor, now: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
-        delta, decay = now
-        return delta + decay * later
-
-    advantages = tf.scan(
-        step, (deltas, gamma * gae_lambda * continues), initializer=tf.zeros_like(deltas[0]), reverse=True
-    )
+    advantages = decayed_sums(deltas[::-1], gamma * gae_lambda * continues[::-1])[::-1]
     return advantages, advantages + values
 
 

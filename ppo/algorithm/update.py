@@ -170,14 +170,10 @@ class Learner(tf.Module):
         first, last = self.optimizers[0], self.optimizers[-1]  # see `Agent.learned_apart`
         chains = [Chain(adam, policy=adam is first, value=adam is last) for adam in self.optimizers]
 
-        def compiled(function: Callable[..., Any], *fixed: Any) -> Any:
-            function = functools.partial(function, *fixed)
-            return graph_function(function, jit_compile=True) if compiles else function
-
-        # XLA runs one thing at a time, so it compiles several chains one by one.
+        self._rounds = [functools.partial(self._round, chain) for chain in chains]
+        if compiles and len(chains) > 1:  # XLA would run them one after another if it compiled the whole update
+            self._rounds = [graph_function(learn, jit_compile=True) for learn in self._rounds]
         self.update = graph_function(self._update, jit_compile=compiles and len(chains) == 1)
-        self._begin, self._end = compiled(self._begun), compiled(self._ended)
-        self._rounds = [compiled(self._round, chain) for chain in chains]
         self.penalty = tf.Variable(1.0, trainable=False, name="kl_penalty")
         self.rate = tf.Variable(config.learning_rate, trainable=False, name="learning_rate")
         self.compiled = False
@@ -227,11 +223,11 @@ class Learner(tf.Module):
         totals = tf.while_loop(lambda number, *_: number < count, step, begin, parallel_iterations=1)[2]
         return self._end(batch, samples, order, rate, totals)
 
-    def _begun(self, collected: Collected) -> tuple[Batch, Samples]:
+    def _begin(self, collected: Collected) -> tuple[Batch, Samples]:
         batch = self._prepare(collected)
         return batch, self._samples(batch, collected)
 
-    def _ended(
+    def _end(
         self, batch: Batch, samples: Samples, order: tf.Tensor, rate: tf.Tensor, totals: tf.Tensor
     ) -> dict[str, tf.Tensor]:
         """Adapts the statistics and the schedules to the rollout, and returns the metrics of the update."""

@@ -200,13 +200,25 @@ def discounted_sums(
 
     The sum restarts at 0 after each step at which an episode ends.
     """
+    goes_on = 1.0 - tf.cast(ended, tf.float32)
+    before = tf.concat([gamma * initial[None], tf.zeros_like(rewards[1:])], axis=0)
+    sums = decayed_sums(rewards + before, gamma * tf.concat([tf.zeros_like(goes_on[:1]), goes_on[:-1]], axis=0))
+    return sums, sums[-1] * goes_on[-1]
 
-    def step(carry: tuple[tf.Tensor, tf.Tensor], now: tuple[tf.Tensor, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
-        reward, ends = now
-        total = gamma * carry[0] + reward
-        return tf.where(ends, 0.0, total), total
 
-    carried, totals = tf.scan(
-        step, (rewards, ended), initializer=(tf.convert_to_tensor(initial), tf.zeros_like(initial))
-    )
-    return totals, carried[-1]
+def decayed_sums(terms: tf.Tensor, decays: tf.Tensor) -> tf.Tensor:
+    """Returns `s_t = terms_t + decays_t * s_{t-1}`, `float32[T, N]`, with a sum of 0 before the first step.
+
+    Instead of a loop over T steps, this takes log2(T) passes, of which each doubles the number of steps that a sum
+    spans (Hillis and Steele, 1986, "Data parallel algorithms").
+    """
+
+    def earlier(x: tf.Tensor, span: int) -> tf.Tensor:
+        return tf.concat([tf.zeros_like(x[:span]), x[:-span]], axis=0)
+
+    span = 1
+    while span < terms.shape[0]:
+        terms = terms + decays * earlier(terms, span)
+        decays = decays * earlier(decays, span)
+        span *= 2
+    return terms
