@@ -227,7 +227,7 @@ def _play(
                 continue
             evaluation = play(players, envs, episodes, functions=len(makers))
             of_envs = renderer.get_attr("files")
-        played = np.bincount(evaluation.functions) if len(makers) > 1 else [len(evaluation.lengths)]
+        played = np.bincount(evaluation.functions).tolist() if len(makers) > 1 else [len(evaluation.lengths)]
         files = [item for of_env, count in zip(of_envs, played, strict=True) for item in [*of_env.items()][:count]]
         for file, frames in files:
             _check_frames(file, frames)
