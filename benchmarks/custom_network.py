@@ -4,8 +4,8 @@ Unit: env-steps per second of updates alone, as the median over the rounds, and 
 time to the built-in network's time within a round. The metrics of both must agree before anything is timed.
 Not measured: collecting, which calls the same network once per step, and compilation, unless an update repeats it.
 
-Both networks are 64-64 tanh networks with the same initial weights. They learn from the same noise, as one Box or as a
-Dict of two keys. This benchmark takes PPO apart, so it uses names of ppo that are not public.
+Both have a policy and a value function of 64-64 tanh layers with the same initial weights. They learn from the same
+noise, as one Box or as a Dict of two keys. This benchmark takes PPO apart, so it uses names of ppo that are not public.
 """
 
 from __future__ import annotations
@@ -55,26 +55,24 @@ class Noise(gym.Env):
 
 
 def network(inputs: Any, num_outputs: int, seed: int) -> Any:
-    """Returns the built-in network as a custom network."""
+    """Returns the built-in networks as custom networks."""
     import tensorflow as tf
 
     from ppo.model.networks import MLP
 
+    keys = list(inputs) if isinstance(inputs, dict) else None
+    width = sum(inputs[key].shape[1] for key in keys) if keys else inputs.shape[1]
+    mlp = functools.partial(MLP, activation="tanh", rng=np.random.default_rng(seed))
+
     class Twin(tf.Module):
-        def __init__(self) -> None:
+        def __init__(self, size: int, gain: float, name: str) -> None:
             super().__init__()
-            mlp = functools.partial(MLP, activation="tanh", rng=np.random.default_rng(seed))
-            self.keys = list(inputs) if isinstance(inputs, dict) else None
-            width = sum(inputs[key].shape[1] for key in self.keys) if self.keys else inputs.shape[1]
-            gain = ppo.Config(env="").policy_output_gain
-            self.policy = mlp([width, 64, 64, num_outputs], output_gain=gain, name="policy")
-            self.value = mlp([width, 64, 64, 1], output_gain=1.0, name="value")
+            self._mlp = mlp([width, 64, 64, size], output_gain=gain, name=name)
 
         def __call__(self, seen: Any) -> Any:
-            hidden = tf.concat([seen[key] for key in self.keys], axis=-1) if self.keys else seen
-            return self.policy(hidden), self.value(hidden)
+            return self._mlp(tf.concat([seen[key] for key in keys], axis=-1) if keys else seen)
 
-    return Twin()
+    return Twin(num_outputs, ppo.Config(env="").policy_output_gain, "policy"), Twin(1, 1.0, "value")
 
 
 def main(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +27,8 @@ class CustomNetwork(tf.Module):
             a float Box action.
         seed: Seed for the initial weights.
     It returns a new `tf.Module`, Keras model or other callable with `trainable_variables`. The callable maps a batch of
-    inputs to `(outputs: float32[B, num_outputs], values: float32[B] or float32[B, 1])`.
+    inputs to `(outputs: float32[B, num_outputs], values: float32[B] or float32[B, 1])`. Alternatively, the function
+    returns a tuple of two networks: the policy, which computes the outputs, and the value function.
 
     Args:
         name: The function, as "module:function".
@@ -36,7 +38,7 @@ class CustomNetwork(tf.Module):
 
     Attributes:
         can_compile: Whether XLA may compile the gradient. False if the network itself calls a `tf.function`.
-        shares_layers: True: nobody knows whether the policy and the value function have layers in common.
+        shares_layers: Whether one network computes both the outputs and the values.
 
     Raises:
         ConfigError: If the function cannot be imported, or the network violates this contract.
@@ -47,35 +49,39 @@ class CustomNetwork(tf.Module):
     def __init__(self, name: str, observations: Observations, num_outputs: int, *, seed: int):
         super().__init__(name="custom_network")
         self._nested: Callable[[Inputs], Any] = observations.nested
-        network = _function(name)(self._nested(observations.specs), num_outputs, seed)
-        if not callable(network):
-            raise ConfigError(f"--network {name} returned {network!r}, which cannot be called")
-
-        def call(inputs: Inputs) -> Any:
-            return network(inputs)
+        returned = _function(name)(self._nested(observations.specs), num_outputs, seed)
+        networks = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned,)
+        if not all(map(callable, networks)):
+            raise ConfigError(f"--network {name} returned {returned!r}, which cannot be called")
 
         # This applies AutoGraph without a graph function. The gradient of a nested graph function receives constants,
         # such as the axis of a concatenation, as outputs of that function. To know them, XLA takes all inputs of the
         # function as constants. It would then compile each update again, because the rollout is an input, and calls
         # after the gradient steps would still see the old weights, which are inputs, too.
-        self._call = tf.autograph.to_graph(call)
+        self._calls = [tf.autograph.to_graph(_calling(network)) for network in networks]
+        self.shares_layers = len(networks) == 1
         example = {key: tf.zeros([2, *spec.shape[1:]], spec.dtype) for key, spec in observations.specs.items()}
-        traced = graph_function(self._call)
+        traced = graph_function(self._both)
         _check_shapes(name, traced(self._nested(example)), num_outputs)
-        self.shares_layers = True
         self.can_compile = not _calls_functions(traced.get_concrete_function(self._nested(example)).graph)
         # A Keras variable holds the TensorFlow variable that gradients and checkpoints need.
-        self._all = [_variable(variable) for variable in getattr(network, "variables", ())]
-        self._trained = [_variable(variable) for variable in getattr(network, "trainable_variables", ())]
+        self._all = [_variable(variable) for network in networks for variable in getattr(network, "variables", ())]
+        trained = [[_variable(v) for v in getattr(network, "trainable_variables", ())] for network in networks]
+        self._trained, self._of_values = [*itertools.chain(*trained)], trained[-1]
+        if len({id(variable) for variable in self._all}) < len(self._all) and not self.shares_layers:
+            raise ConfigError(
+                f"--network {name} returned two networks that have variables in common: return one network that "
+                "computes both outputs and values"
+            )
         if wrong := [variable.name for variable in self._trained if variable.dtype != tf.float32]:
             raise ConfigError(f"--network {name} has variables that are not float32: {wrong}")
-        if not self._trained:
+        if not all(trained):
             raise ConfigError(
-                f"--network {name} returned {network!r}, which has no trainable_variables: return a "
+                f"--network {name} returned {returned!r}, which has no trainable_variables: return a "
                 "tf.Module or a Keras model"
             )
         with tf.GradientTape() as tape:
-            total = tf.add_n([tf.reduce_sum(head) for head in self.features(self.encode(example))])
+            total = tf.add_n([tf.reduce_sum(head) for head in self._both(self._nested(example))])
         gradients = zip(self._trained, tape.gradient(total, self._trained), strict=True)
         if unused := [variable.name for variable, gradient in gradients if gradient is None]:
             raise ConfigError(
@@ -88,23 +94,45 @@ class CustomNetwork(tf.Module):
         """The variables that the wrapped network declares as trainable."""
         return tuple(self._trained)
 
+    @property
+    def value_variables(self) -> tuple[tf.Variable, ...]:
+        """The variables that only the value function uses. Only for two networks."""
+        return tuple(self._of_values)
+
+    def _both(self, nested: Any) -> tuple[Any, Any]:
+        """Returns the outputs and the values as the wrapped networks return them."""
+        returned = [call(nested) for call in self._calls]
+        return returned[0] if self.shares_layers else tuple(returned)
+
     def encode(self, inputs: Inputs) -> Inputs:
-        """Adds what the wrapped network returns to `inputs: [B, ...]`."""
-        outputs, values = self._call(self._nested(inputs))
-        values = tf.reshape(tf.cast(values, tf.float32), [tf.shape(outputs)[0]])
-        return {**inputs, _OUTPUTS: tf.cast(outputs, tf.float32), _VALUES: values}
+        """Adds what a single network returns to `inputs: [B, ...]`."""
+        if not self.shares_layers:
+            return inputs
+        outputs, values = self._calls[0](self._nested(inputs))
+        return {**inputs, _OUTPUTS: outputs, _VALUES: values}
 
-    def features(self, encoded: Inputs) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the policy's outputs `float32[B, num_outputs]` and the values `float32[B]`."""
-        return encoded[_OUTPUTS], encoded[_VALUES]
+    def features(self, encoded: Inputs) -> Inputs:
+        """Returns the encoded inputs."""
+        return encoded
 
-    def outputs(self, hidden: tuple[tf.Tensor, tf.Tensor], encoded: Inputs) -> tf.Tensor:
+    def outputs(self, hidden: Inputs, encoded: Inputs) -> tf.Tensor:
         """Returns the policy's outputs `float32[B, num_outputs]` for the features."""
-        return hidden[0]
+        outputs = hidden[_OUTPUTS] if self.shares_layers else self._calls[0](self._nested(hidden))
+        return tf.cast(outputs, tf.float32)
 
-    def values(self, hidden: tuple[tf.Tensor, tf.Tensor], encoded: Inputs) -> tf.Tensor:
+    def values(self, hidden: Inputs, encoded: Inputs) -> tf.Tensor:
         """Returns the values `float32[B]` for the features."""
-        return hidden[1]
+        values = hidden[_VALUES] if self.shares_layers else self._calls[1](self._nested(hidden))
+        return tf.reshape(tf.cast(values, tf.float32), [-1])
+
+
+def _calling(network: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Returns a function that calls a network. AutoGraph converts functions, but no other callables."""
+
+    def call(inputs: Any) -> Any:
+        return network(inputs)
+
+    return call
 
 
 def _function(name: str) -> Callable:

@@ -231,6 +231,26 @@ def module_network(inputs, num_outputs, seed):
     return Network()
 
 
+def two_networks(inputs, num_outputs, seed):
+    """Returns a policy and a value function, each with a `call` that returns one tensor."""
+    import keras
+
+    keras.utils.set_random_seed(seed)
+    return tuple(
+        keras.Sequential([keras.Input(inputs.shape[1:]), keras.layers.Dense(4, "tanh"), keras.layers.Dense(size)])
+        for size in (num_outputs, 1)
+    )
+
+
+def networks_with_a_common_layer(inputs, num_outputs, seed):
+    import keras
+
+    hidden = keras.layers.Dense(4, "tanh")
+    return tuple(
+        keras.Sequential([keras.Input(inputs.shape[1:]), hidden, keras.layers.Dense(size)]) for size in (num_outputs, 1)
+    )
+
+
 def kept_network(inputs, num_outputs, seed, kept=[]):  # noqa: B006
     """Returns the same network each time, which is wrong."""
     if not kept:
@@ -280,7 +300,7 @@ def dict_network(inputs, num_outputs, seed):
     return Network()
 
 
-@pytest.mark.parametrize(("network", "variables"), [("module_network", 9), ("keras_network", 7)])
+@pytest.mark.parametrize(("network", "variables"), [("module_network", 9), ("keras_network", 7), ("two_networks", 9)])
 def test_a_custom_network_is_used_and_its_variables_are_trained(network, variables):
     agent = agent_of(network, normalize_observations=False)
     assert len(agent.learned) == variables  # includes log_std, excludes frozen variables
@@ -335,6 +355,7 @@ def wrong_shape(inputs, num_outputs, seed):
     [
         ("nowhere", "cannot be imported"),
         ("returns_nothing", "cannot be called"),
+        ("networks_with_a_common_layer", "two networks that have variables in common"),
         ("unused_variable", "variables that affect neither outputs nor values, .'forgotten"),
         ("wrong_shape", r"must return \(outputs, values\) of shapes \(B, 2\)"),
     ],
