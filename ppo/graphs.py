@@ -27,10 +27,10 @@ def graph_function(function: Callable[..., Any], **options: Any) -> Any:
 
 
 def in_order() -> AbstractContextManager[None]:
-    """Makes graph functions run their operations one after another, on one thread.
+    """Returns a context in which graph functions run one operation at a time, on one thread.
 
-    This suits operations that depend on one another and are so short that passing them between threads takes longer.
-    A graph function must also be traced in this context.
+    This is faster if operations depend on one another and take less time than passing them between threads. Functions
+    must also be traced in this context, including the functions that they call.
     """
     return context.function_executor_type("SINGLE_THREADED_EXECUTOR")
 

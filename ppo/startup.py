@@ -1,4 +1,4 @@
-"""Importing TensorFlow quietly, with thread counts that suit rollouts."""
+"""Importing TensorFlow quietly, with thread counts that suit ppo."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def load_tensorflow() -> None:
         return
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     # One thread for each chain of an update. More would only pass operations between them.
-    os.environ.setdefault("TF_NUM_INTEROP_THREADS", "2")
+    os.environ.setdefault("TF_NUM_INTEROP_THREADS", str(min(2, vecenv.available_cores())))
     # TensorFlow's default ignores the CPU quota of a container.
     os.environ.setdefault("TF_NUM_INTRAOP_THREADS", str(vecenv.available_cores()))
     # TensorFlow writes messages about its build and about missing GPUs to the stderr descriptor, before it reads any

@@ -14,7 +14,7 @@ class Adam(tf.Module):
     """Adam (Kingma and Ba, 2014, algorithm 1 in the form given at the end of section 2).
 
     Attributes:
-        learned: The variables that it changes.
+        learned: The variables that `apply` updates.
     """
 
     def __init__(self, variables: Sequence[tf.Variable], *, epsilon: float, max_grad_norm: float):

@@ -102,9 +102,7 @@ class Collector(tf.Module):
         Args:
             seed: Seed of the action noise, int32[2].
         """
-        # TensorFlow fuses the operations of a CNN only for its parallel executor.
-        sees_images = any(actor.observations.has_images for actor in self._actors)
-        with contextlib.nullcontext() if sees_images else in_order():
+        with in_order() if all(actor.runs_in_order for actor in self._actors) else contextlib.nullcontext():
             return self.graph(seed)
 
     @graph_method()

@@ -1,10 +1,11 @@
 """The update: one graph function that improves the policy on a rollout.
 
-Without a common layer, the policy and the value function learn in two chains of gradient steps. These do not depend on
-each other within an epoch, so TensorFlow runs them at the same time, each on a core of its own.
+If the policy and the value function share no layers, they learn in two chains of gradient steps. Within an epoch,
+neither chain depends on the other, so TensorFlow runs both concurrently.
 
-XLA compiles the parts of the update, with two exceptions: a policy that sees images, because TensorFlow's convolutions
-are faster than XLA's on CPUs; and a custom network that calls graph functions, see `CustomNetwork.can_compile`.
+XLA compiles the whole update if there is one chain, and the gradient steps of each chain if there are two. It compiles
+nothing for a policy that sees images, because TensorFlow's convolutions are faster than XLA's on CPUs, or for a custom
+network that calls graph functions, see `CustomNetwork.can_compile`.
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ compiles_updates = True
 """Whether XLA compiles updates where it can. Tests that are not about updates set this to False to save time."""
 
 METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
-"""Means over the gradient steps of an update. They are NaN if no step was taken.
+"""Averages over the gradient steps of an update, NaN if there was none.
 
-Of the norm of all gradients, it is the root mean square, which does not depend on the number of chains.
+They are means and, for `grad_norm`, the root mean square of the norm of all gradients, which does not depend on the
+number of chains.
 """
 
 TOTALS = ("gradient_steps", *METRICS)
-"""The sums that a chain returns. Those that another chain computes are 0."""
+"""The sums over gradient steps that a chain returns, 0 for those that only the other chain computes."""
 
 
 class Batch(NamedTuple):
@@ -75,7 +77,7 @@ class Samples(NamedTuple):
         old_log_probs: Log-probabilities of the actions under this policy.
         advantages: Advantages, not standardized.
         targets: Targets for the values.
-        old_values: Values that the rollout predicted.
+        old_values: Values predicted during the rollout.
         lives: See `Batch.lives`. The value function learns from these steps.
         acts: See `Batch.acts`. The policy learns from these steps.
     """
@@ -99,12 +101,12 @@ class Estimates(NamedTuple):
 
 
 class Chain(NamedTuple):
-    """Variables that learn together, one gradient step after another.
+    """A group of variables that learn together.
 
     Attributes:
-        adam: Changes the variables.
-        policy: Whether the policy is among what they compute.
-        value: Whether the value function is.
+        adam: Their optimizer.
+        policy: Whether the group contains the policy.
+        value: Whether the group contains the value function.
     """
 
     adam: Adam
@@ -147,7 +149,7 @@ class Learner(tf.Module):
         own: The rows of this rank among them.
 
     Attributes:
-        optimizers: One for each group of variables that have no layer in common.
+        optimizers: One for each group of `Agent.learned_groups`.
         penalty: Weight of the KL, for the objective "kl_penalty". It begins at 1, as in BatchPPO.
         rate: The learning rate of the schedule "kl_adaptive". With other schedules and `kl_limit`, the scheduled
             learning rate is multiplied by `rate / config.learning_rate`.
@@ -165,12 +167,12 @@ class Learner(tf.Module):
         self.rewards = RewardNormalizer(count, gamma=config.gamma, enabled=config.normalize_rewards, own=own)
         self.optimizers = [
             Adam(variables, epsilon=config.adam_epsilon, max_grad_norm=config.max_grad_norm)
-            for variables in agent.learned_apart
+            for variables in agent.learned_groups
         ]
-        first, last = self.optimizers[0], self.optimizers[-1]  # see `Agent.learned_apart`
+        first, last = self.optimizers[0], self.optimizers[-1]  # see `Agent.learned_groups`
         chains = [Chain(adam, policy=adam is first, value=adam is last) for adam in self.optimizers]
 
-        self._rounds = [functools.partial(self._round, chain) for chain in chains]
+        self._rounds: list[Any] = [functools.partial(self._round, chain) for chain in chains]
         if compiles and len(chains) > 1:  # XLA would run them one after another if it compiled the whole update
             self._rounds = [graph_function(learn, jit_compile=True) for learn in self._rounds]
         self.update = graph_function(self._update, jit_compile=compiles and len(chains) == 1)
@@ -205,7 +207,8 @@ class Learner(tf.Module):
             order: Samples of each minibatch, `int32[epochs * minibatches, B]`, see `shuffled`.
         """
         config, rate = self._config, self._effective_rate(learning_rate)
-        batch, samples = self._begin(collected)
+        batch = self._prepare(collected)
+        samples = self._samples(batch, collected)
         count = config.epochs if self._recomputes else 1
         rounds = tf.reshape(order, [count, -1, config.minibatch_size])
 
@@ -217,20 +220,16 @@ class Learner(tf.Module):
                 following = following if found is None else found
             return number + 1, following, totals
 
-        # Order: each round needs the weights and the advantages of the previous one. Within a round, the chains have
-        # no variable in common, so they run at the same time.
+        # Order: each round needs the weights and the advantages of the previous one. Within a round, no chain writes a
+        # variable that the other one uses, so they run concurrently.
         begin = (0, Estimates(samples.advantages, samples.targets), tf.zeros(len(TOTALS)))
         totals = tf.while_loop(lambda number, *_: number < count, step, begin, parallel_iterations=1)[2]
         return self._end(batch, samples, order, rate, totals)
 
-    def _begin(self, collected: Collected) -> tuple[Batch, Samples]:
-        batch = self._prepare(collected)
-        return batch, self._samples(batch, collected)
-
     def _end(
         self, batch: Batch, samples: Samples, order: tf.Tensor, rate: tf.Tensor, totals: tf.Tensor
     ) -> dict[str, tf.Tensor]:
-        """Adapts the statistics and the schedules to the rollout, and returns the metrics of the update."""
+        """Updates the statistics and the schedules, and returns the metrics."""
         config = self._config
         kl = self._total_kl(batch, samples, order)
         self._adapt(kl)
@@ -298,7 +297,7 @@ class Learner(tf.Module):
         return {name: rows[: self._config.batch_size] for name, rows in inputs.items()}
 
     def _samples(self, batch: Batch, collected: Collected) -> Samples:
-        """Returns all T * N samples of the rollout. XLA removes the columns that no gradient step reads."""
+        """Returns all T * N samples of the rollout."""
         distribution, predicted = self._agent.distribution, collected.predictions
         actions = distribution.samples(predicted.outputs, flat(collected.noise), flat(batch.rollout.actions))
         estimates = self._estimate(batch, predicted.values, predicted.memory)
@@ -353,7 +352,7 @@ class Learner(tf.Module):
         def with_final() -> tf.Tensor:
             states = (flat(rollout.final_observations), memory)
             if not self._sees_images:
-                # View without truncation hold data of an earlier rollout; `tf.where` discards their values.
+                # Rows without a truncation hold data of an earlier rollout; `tf.where` discards their values.
                 return tf.where(cut, tf.reshape(values_of(*states), cut.shape), following)
             places, size = tf.where(flat(cut)), self._config.minibatch_size
 
@@ -375,7 +374,7 @@ class Learner(tf.Module):
         rate: tf.Tensor,
         last: tf.Tensor,
     ) -> tuple[tf.Tensor, Estimates | None]:
-        """Takes the gradient steps of one chain in one round: an epoch, or all of them if no advantages change.
+        """Takes one chain's gradient steps of one round: an epoch, or all epochs if advantages are not recomputed.
 
         Args:
             chain: The chain.
@@ -383,10 +382,10 @@ class Learner(tf.Module):
             samples: The samples of the rollout.
             order: Samples of each minibatch, `int32[steps, B]`.
             rate: Learning rate, a float32 scalar.
-            last: Whether no round follows.
+            last: Whether this is the last round.
 
         Returns:
-            The sums `float32[len(TOTALS)]`; and the estimates for the next round, or None if the chain has no new ones.
+            The sums `float32[len(TOTALS)]`; and the estimates for the next round, or None if this chain computes none.
         """
 
         def step(k: tf.Tensor, totals: tf.Tensor) -> tf.Tensor:
@@ -439,7 +438,7 @@ class Learner(tf.Module):
             encoded = self._agent.network.encode(minibatch.inputs)
             hidden, _ = self._agent.unroll(encoded, sequences)
             if chain.policy:
-                found |= self._policy_losses(minibatch, self._agent.outputs(hidden, encoded)) | {"gradient_steps": 1.0}
+                found |= self._policy_metrics(minibatch, self._agent.outputs(hidden, encoded)) | {"gradient_steps": 1.0}
                 loss += found["policy_loss"] - config.entropy_coef * found["entropy"]
             if chain.value:
                 values = self._agent.values(hidden, encoded)
@@ -453,7 +452,7 @@ class Learner(tf.Module):
         found["grad_norm"] = tf.square(chain.adam.apply(gradients, rate))
         return tf.stack([found.get(name, 0.0) for name in TOTALS])
 
-    def _policy_losses(self, minibatch: Samples, outputs: tf.Tensor) -> dict[str, tf.Tensor]:
+    def _policy_metrics(self, minibatch: Samples, outputs: tf.Tensor) -> dict[str, tf.Tensor]:
         """Returns the metrics of the policy on a minibatch, by name, for the policy's outputs `[B, num_outputs]`."""
         config, distribution, acts = self._config, self._agent.distribution, minibatch.acts
         advantages = minibatch.advantages

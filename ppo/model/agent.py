@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
@@ -12,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from ppo.config import Config, ConfigError
-from ppo.graphs import graph_function, graph_method
+from ppo.graphs import graph_function, graph_method, in_order
 from ppo.model import distributions
 from ppo.model.checks import check_mask
 from ppo.model.custom import CustomNetwork
@@ -117,7 +118,7 @@ class ActorCritic(tf.Module):
 
         Args:
             hidden: The features, or the core's output if there is a core.
-            encoded: The encoded inputs, all of which the features contain.
+            encoded: The encoded inputs. The policy reads them only through the features.
         """
         return self._policy(hidden)
 
@@ -198,7 +199,7 @@ class Agent(tf.Module):
         """Returns the parameters of the distribution over actions, `float32[B, distribution.num_outputs]`.
 
         Args:
-            hidden: The output of `advance` or `unroll`.
+            hidden: The first result of `advance` or `unroll`.
             encoded: The encoded inputs, which include the action mask if there is one.
         """
         outputs = self.network.outputs(hidden, encoded)
@@ -215,7 +216,7 @@ class Agent(tf.Module):
         return outputs
 
     def values(self, hidden: Any, encoded: Inputs) -> tf.Tensor:
-        """Returns the values `float32[B]` for the output of `advance` or `unroll` and the encoded inputs."""
+        """Returns the values `float32[B]` for the first result of `advance` or `unroll` and the encoded inputs."""
         return self.network.values(hidden, encoded)
 
     def step(self, observations: Any, state: tf.Tensor) -> Predictions:
@@ -230,7 +231,7 @@ class Agent(tf.Module):
         return Predictions(self.outputs(hidden, encoded), self.values(hidden, encoded), state)
 
     def advance(self, encoded: Inputs, state: tf.Tensor) -> tuple[Any, tf.Tensor]:
-        """Returns what `outputs` and `values` need for one state of each env, and the memory after it.
+        """Returns the input of `outputs` and `values` for one state of each env, and the memory after that state.
 
         Args:
             encoded: Encoded inputs `[N, ...]`.
@@ -243,7 +244,7 @@ class Agent(tf.Module):
         return hidden, state
 
     def unroll(self, encoded: Inputs, sequences: Sequences | None) -> tuple[Any, tf.Tensor]:
-        """Returns what `advance` returns, for T consecutive states of each of N envs, B = T * N, ordered by time.
+        """Does the same as `advance` for T consecutive states of each of N envs, with B = T * N, ordered by time.
 
         Args:
             encoded: Encoded inputs `[T * N, ...]`.
@@ -251,7 +252,7 @@ class Agent(tf.Module):
         """
         hidden: Any = self.network.features(encoded)
         core = self.network.core
-        memory = tf.zeros([tf.nest.flatten(encoded)[0].shape[0], 0])
+        memory = tf.zeros([tf.shape(tf.nest.flatten(encoded)[0])[0], 0])
         if core is not None:
             assert sequences is not None
             first, state = sequences
@@ -288,7 +289,7 @@ class Agent(tf.Module):
         """
         if checked:
             self.check_mask(observations)
-        with tf.device(HOST):
+        with tf.device(HOST), in_order() if self.runs_in_order else contextlib.nullcontext():
             found = self._act(observations, state) if seed is None else self._act_sampled(observations, state, seed)
         actions, after = found
         return tf.nest.map_structure(lambda leaf: leaf.numpy(), actions), after.numpy()
@@ -301,6 +302,14 @@ class Agent(tf.Module):
     def initial_state(self, num_envs: int) -> np.ndarray:
         """Returns the memory at the start of an episode, `float32[N, S]`."""
         return np.zeros([num_envs, self.state_size], np.float32)
+
+    @property
+    def runs_in_order(self) -> bool:
+        """Whether `in_order` suits the networks.
+
+        TensorFlow fuses a CNN's operations only in its parallel executor, and custom graph functions are traced for it.
+        """
+        return not self.observations.has_images and self.network.can_compile
 
     def untrained_copy(self) -> Agent:
         """Returns another agent with the same spaces and settings on the host, with initial weights. See `become`.
@@ -334,10 +343,10 @@ class Agent(tf.Module):
         return [*self.network.trainable_variables, *([] if self.log_std is None else [self.log_std])]
 
     @property
-    def learned_apart(self) -> list[list[tf.Variable]]:
-        """The variables in `learned`, in groups that have no layer in common: the policy's before the value function's.
+    def learned_groups(self) -> list[list[tf.Variable]]:
+        """The variables of `learned` in groups that share no layers: the policy's, then the value function's.
 
-        One group holds all of them if the network has layers that both use, as CNNs and custom networks may.
+        There is a single group if they share some, or if nobody knows.
         """
         if self.network.shares_layers:
             return [self.learned]

@@ -82,7 +82,7 @@ def check_losses(losses: dict[str, float], env_steps: int) -> None:
     Raises:
         TrainingDiverged: If a loss, the gradient norm or the KL is not finite.
     """
-    # Losses and gradient norms are means over the gradient steps, so they are NaN without any step.
+    # Losses and gradient norms are averages over the gradient steps, so they are NaN without any step.
     for name in ("policy_loss", "value_loss", "grad_norm", "kl") if losses["gradient_steps"] else ("kl",):
         if not np.isfinite(losses[name]):
             raise TrainingDiverged(

@@ -58,7 +58,7 @@ class CustomNetwork(tf.Module):
         # such as the axis of a concatenation, as outputs of that function. To know them, XLA takes all inputs of the
         # function as constants. It would then compile each update again, because the rollout is an input, and calls
         # after the gradient steps would still see the old weights, which are inputs, too.
-        self._calls = [tf.autograph.to_graph(_calling(network)) for network in networks]
+        self._calls = [tf.autograph.to_graph(_as_function(network)) for network in networks]
         self.shares_layers = len(networks) == 1
         example = {key: tf.zeros([2, *spec.shape[1:]], spec.dtype) for key, spec in observations.specs.items()}
         traced = graph_function(self._both)
@@ -68,7 +68,11 @@ class CustomNetwork(tf.Module):
         self._all = [_variable(variable) for network in networks for variable in getattr(network, "variables", ())]
         trained = [[_variable(v) for v in getattr(network, "trainable_variables", ())] for network in networks]
         self._trained, self._of_values = [*itertools.chain(*trained)], trained[-1]
-        if len({id(variable) for variable in self._all}) < len(self._all) and not self.shares_layers:
+        used = [
+            {id(_variable(v)) for name in ("variables", "trainable_variables") for v in getattr(network, name, ())}
+            for network in networks
+        ]
+        if not self.shares_layers and set.intersection(*used):
             raise ConfigError(
                 f"--network {name} returned two networks that have variables in common: return one network that "
                 "computes both outputs and values"
@@ -80,13 +84,18 @@ class CustomNetwork(tf.Module):
                 f"--network {name} returned {returned!r}, which has no trainable_variables: return a "
                 "tf.Module or a Keras model"
             )
-        with tf.GradientTape() as tape:
-            total = tf.add_n([tf.reduce_sum(head) for head in self._both(self._nested(example))])
-        gradients = zip(self._trained, tape.gradient(total, self._trained), strict=True)
-        if unused := [variable.name for variable, gradient in gradients if gradient is None]:
+        with tf.GradientTape(persistent=True) as tape:
+            heads = self._both(self._nested(example))
+            totals = [tf.add_n([tf.reduce_sum(head) for head in heads])] if self.shares_layers else list(heads)
+        pairs = [
+            pair
+            for total, variables in zip(totals, trained, strict=True)
+            for pair in zip(variables, tape.gradient(total, variables), strict=True)
+        ]
+        if unused := [variable.name for variable, gradient in pairs if gradient is None]:
             raise ConfigError(
-                f"--network {name} has variables that affect neither outputs nor values, {unused}: remove them, or "
-                "create them with trainable=False"
+                f"--network {name} has variables that do not affect what their network returns, {unused}: remove them, "
+                "or create them with trainable=False"
             )
 
     @property
@@ -96,8 +105,8 @@ class CustomNetwork(tf.Module):
 
     @property
     def value_variables(self) -> tuple[tf.Variable, ...]:
-        """The variables that only the value function uses. Only for two networks."""
-        return tuple(self._of_values)
+        """The value function's variables; empty if one network computes both outputs and values."""
+        return () if self.shares_layers else tuple(self._of_values)
 
     def _both(self, nested: Any) -> tuple[Any, Any]:
         """Returns the outputs and the values as the wrapped networks return them."""
@@ -105,7 +114,7 @@ class CustomNetwork(tf.Module):
         return returned[0] if self.shares_layers else tuple(returned)
 
     def encode(self, inputs: Inputs) -> Inputs:
-        """Adds what a single network returns to `inputs: [B, ...]`."""
+        """Adds the outputs and the values to `inputs: [B, ...]` if one network computes both."""
         if not self.shares_layers:
             return inputs
         outputs, values = self._calls[0](self._nested(inputs))
@@ -126,8 +135,8 @@ class CustomNetwork(tf.Module):
         return tf.reshape(tf.cast(values, tf.float32), [-1])
 
 
-def _calling(network: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Returns a function that calls a network. AutoGraph converts functions, but no other callables."""
+def _as_function(network: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Returns a function that calls a network, because AutoGraph converts only functions."""
 
     def call(inputs: Any) -> Any:
         return network(inputs)
@@ -147,7 +156,7 @@ def _function(name: str) -> Callable:
 
 
 def _check_shapes(name: str, returned: Any, num_outputs: int) -> None:
-    pair = isinstance(returned, (tuple, list)) and len(returned) == 2
+    pair = isinstance(returned, (tuple, list)) and len(returned) == 2 and all(map(tf.is_tensor, returned))
     shapes = [tuple(part.shape) for part in returned] if pair else str(returned)
     if shapes not in ([(2, num_outputs), (2,)], [(2, num_outputs), (2, 1)]):
         raise ConfigError(

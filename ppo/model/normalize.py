@@ -207,18 +207,18 @@ def discounted_sums(
 
 
 def decayed_sums(terms: tf.Tensor, decays: tf.Tensor) -> tf.Tensor:
-    """Returns `s_t = terms_t + decays_t * s_{t-1}`, `float32[T, N]`, with a sum of 0 before the first step.
+    """Returns `s_t = terms_t + decays_t * s_{t-1}`, `float32[T, N]`, where `s_{-1} = 0`.
 
-    Instead of a loop over T steps, this takes log2(T) passes, of which each doubles the number of steps that a sum
-    spans (Hillis and Steele, 1986, "Data parallel algorithms").
+    This takes log2(T) passes instead of a loop over T steps. Each pass doubles the number of steps that a sum spans
+    (Hillis and Steele, 1986, "Data parallel algorithms").
     """
 
-    def earlier(x: tf.Tensor, span: int) -> tf.Tensor:
+    def delayed(x: tf.Tensor, span: int) -> tf.Tensor:
         return tf.concat([tf.zeros_like(x[:span]), x[:-span]], axis=0)
 
     span = 1
     while span < terms.shape[0]:
-        terms = terms + decays * earlier(terms, span)
-        decays = decays * earlier(decays, span)
+        terms = terms + decays * delayed(terms, span)
+        decays = decays * delayed(decays, span)
         span *= 2
     return terms

@@ -119,10 +119,14 @@ class Checkpoints:
                 return {**progress, "checkpoint": path.name}
             except (OSError, ValueError, TypeError, LookupError, AssertionError, tf.errors.OpError) as error:
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
-                warn(f"checkpoint {path} is damaged, or does not fit the config or this version of ppo: {reason}")
+                warn(
+                    f"cannot restore checkpoint {path}: it is damaged, or from other settings or another version of "
+                    f"ppo: {reason}"
+                )
         raise RunError(
-            f"no checkpoint in {self._folder} can be read: all {len(found)} are damaged, or do not fit the config or "
-            "this version. Nothing was changed. Restore the folder from a backup, or start a new run."
+            f"no checkpoint in {self._folder} can be restored: all {len(found)} are damaged, or from other settings or "
+            "another version of ppo. Nothing was changed. Restore the folder from a backup, use the version in "
+            "versions.json, or start a new run."
             if which == LATEST
             else f"the checkpoint {which} in {self._folder} cannot be read: choose another one"
         )

@@ -436,21 +436,31 @@ def test_a_policy_learns_where_its_agent_can_act_and_its_value_where_the_agent_l
 @pytest.mark.xla
 @pytest.mark.parametrize("network", [None, f"{__name__}:two_networks"])
 def test_the_policy_and_the_value_function_learn_side_by_side(network):
-    """TensorFlow runs two functions at the same time only if neither writes a variable that the other one holds."""
+    """TensorFlow runs two functions concurrently only if neither writes a variable that the other one uses."""
     _, envs, agent, learner, collector = parts(dataclasses.replace(CONFIG, network=network))
     envs.reset(seed=0)
     learner.learn(*collector.collect(tf.constant([0, 0])), 0)
+    functions = [function for learn in learner._rounds for function in learn._list_all_concrete_functions()]
     held = [
-        {
-            id(variable)
-            for (function,) in [learn._list_all_concrete_functions()]
-            for variable in function.graph.variables
-        }
-        for learn in learner._rounds
+        {id(tensor) for tensor in function.captured_inputs if tensor.dtype == tf.resource} for function in functions
     ]
-    policy, value = ({id(variable) for variable in group} for group in agent.learned_apart)
-    assert policy <= held[0] and value <= held[1]
-    assert not policy & held[1] and not value & held[0]
+    for group, adam, mine in zip(agent.learned_groups, learner.optimizers, held, strict=True):
+        assert {id(variable.handle) for variable in (*group, *adam.variables)} <= mine
+    assert not held[0] & held[1]
+
+
+@pytest.mark.parametrize("settings", [{}, {"network": f"{__name__}:two_networks"}], ids=str)
+def test_gradients_of_the_policy_and_the_value_function_are_clipped_separately(settings):
+    found = []
+    for value_coef in (1.0, 100.0):
+        config = dataclasses.replace(CONFIG, value_coef=value_coef, max_grad_norm=1e-3, adam_epsilon=1.0, **settings)
+        _, envs, agent, learner, collector = parts(config)
+        envs.reset(seed=0)
+        learner.learn(*collector.collect(tf.constant([0, 0])), 0)
+        found.append([variable.numpy() for variable in agent.learned_groups[0]])
+        assert learner.optimizers[0].learned[-1] is agent.log_std
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize(
@@ -462,8 +472,15 @@ def test_a_network_with_common_layers_has_one_optimizer(settings):
     assert [id(variable) for variable in adam.learned] == [id(variable) for variable in agent.learned]
 
 
+def test_a_custom_network_may_call_a_graph_function_with_a_loop():
+    _, envs, agent, learner, collector = parts(dataclasses.replace(CONFIG, network=f"{__name__}:graph_function_twin"))
+    envs.reset(seed=0)
+    learner.learn(*collector.collect(tf.constant([0, 0])), 0)
+    agent.act(np.zeros([4, 3], np.float32), agent.initial_state(4))
+
+
 def test_a_rollout_runs_in_order():
-    """For its parallel executor, TensorFlow marks loops to be replaced by operations that the other one refuses."""
+    """TensorFlow lowers loops that are traced for its parallel executor to operations that the other one rejects."""
     _, envs, _, _, collector = parts(CONFIG)
     envs.reset(seed=0)
     collector.collect(tf.constant([0, 0]))
@@ -500,8 +517,8 @@ class Twin(tf.Module):
     def __init__(self, inputs, num_outputs, seed):
         super().__init__()
         mlp = functools.partial(MLP, activation="tanh", rng=np.random.default_rng(seed))
-        width = sum(spec.shape[1] for spec in self.leaves(inputs))
-        sizes = [width, 8]
+        self.width = sum(spec.shape[1] for spec in self.leaves(inputs))
+        sizes = [self.width, 8]
         self.policy = mlp([*sizes, num_outputs], output_gain=CONFIG.policy_output_gain, name="policy")
         self.value = mlp([*sizes, 1], output_gain=1.0, name="value")
 
@@ -542,11 +559,18 @@ class TwinWithControlFlow(Twin):
 
 
 class TwinWithGraphFunction(Twin):
-    """Calls a graph function, which XLA cannot differentiate correctly together with the update."""
+    """Calls a graph function with a loop, which XLA cannot differentiate correctly together with the update."""
 
-    @tf.function
+    def __init__(self, inputs, num_outputs, seed):
+        super().__init__(inputs, num_outputs, seed)
+        self._traced_once = tf.function(self._hidden, input_signature=[tf.TensorSpec([None, self.width])])
+
+    def _hidden(self, x):
+        return tf.while_loop(lambda i, _: i < 4, lambda i, y: (i + 1, y + 0.25 * x), (0, tf.zeros_like(x)))[1]
+
     def __call__(self, inputs):
-        return super().__call__(inputs)
+        hidden = self._traced_once(tf.concat(self.leaves(inputs), axis=-1))
+        return self.policy(hidden), self.value(hidden)
 
 
 def twin(inputs, num_outputs, seed):
@@ -611,7 +635,7 @@ def compiled_code():
 def test_a_custom_network_trains_like_the_same_built_in_network_and_compiles_once(kind, network, settings):
     metrics = []
     for custom in (None, f"{__name__}:{network}"):
-        # Without clipping, a single network learns like two.
+        # Without clipping, one network with separate layers learns exactly like two networks.
         config = dataclasses.replace(CONFIG, learning_rate=1e-2, network=custom, max_grad_norm=1e6, **settings)
         _, envs, _, learner, collector = parts(config, lambda: Renamed(kind))
         envs.reset(seed=0)

@@ -356,7 +356,7 @@ def wrong_shape(inputs, num_outputs, seed):
         ("nowhere", "cannot be imported"),
         ("returns_nothing", "cannot be called"),
         ("networks_with_a_common_layer", "two networks that have variables in common"),
-        ("unused_variable", "variables that affect neither outputs nor values, .'forgotten"),
+        ("unused_variable", "variables that do not affect what their network returns, .'forgotten"),
         ("wrong_shape", r"must return \(outputs, values\) of shapes \(B, 2\)"),
     ],
 )

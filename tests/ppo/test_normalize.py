@@ -12,6 +12,7 @@ from ppo.model.normalize import (
     ObservationNormalizer,
     RewardNormalizer,
     RunningMoments,
+    decayed_sums,
     discounted_sums,
     statistics_of,
 )
@@ -76,6 +77,19 @@ def test_image_statistics_merge_updates_and_bound_the_scale():
     np.testing.assert_allclose(mean, images[0] + 1.0, rtol=1e-5)
     assert float(normalizer.moments.count) == 2
     assert float(scale) == pytest.approx(1 / 8)  # although the deviation is a single gray level
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 70), st.integers(0, 2**16))
+def test_decayed_sums_equal_a_slow_loop(steps, seed):
+    rng = np.random.default_rng(seed)
+    terms = rng.normal(size=(steps, 3)).astype(np.float32)
+    decays = (rng.random((steps, 3)) * (rng.random((steps, 3)) < 0.8)).astype(np.float32)
+    expected, total = [], np.zeros(3)
+    for term, decay in zip(terms, decays, strict=True):
+        total = term + decay * total
+        expected.append(total)
+    np.testing.assert_allclose(decayed_sums(tf.constant(terms), tf.constant(decays)), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_discounted_sums_worked_by_hand_restart_after_each_episode():
