@@ -9,8 +9,9 @@ each sample: 64 steps, minibatches of 1024, 2 epochs. Setting B spends more: 32 
 ppo trains in a separate process, on MuJoCo tasks in C++ or on ordinary Python envs. For comparison, vecenv and EnvPool
 step random actions without learning, and so does the physics alone, with one thread per core. SB3 uses 8 envs in its
 SubprocVecEnv, the fastest number at this batch size on 2 cores, or 64 C++ envs of `vecenv.make` in
-`vecenv.adapters.sb3.VecEnvAdapter`, with one or two torch threads. SBX is SB3 in JAX. tianshou has 64 EnvPool envs and
-one torch thread. `jax_loop.py` is PPO written by hand in JAX, with 64 envs of EnvPool or vecenv.
+`vecenv.adapters.sb3.VecEnvAdapter`, with one or two torch threads. SBX, the JAX version of SB3, has 64 C++ envs of
+`vecenv.make`. tianshou has 64 EnvPool envs and one torch thread. The JAX loop is `jax_loop.py`, with 64 envs of EnvPool
+or vecenv.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ STEPPING = {
     "physics alone": lambda env, num_envs, actions: physics(env, num_envs, actions, num_skipped=3),
 }
 CHEETAH = ["ppo, 64 envs", "ppo, 64 Python envs", "vecenv, nothing learned", "EnvPool, nothing learned",
-           "EnvPool async, nothing learned", "tianshou, 64 envs of EnvPool", "JAX by hand, 64 envs of EnvPool",
-           "JAX by hand, 64 envs of vecenv", "SBX, 64 envs of vecenv"]  # fmt: skip
+           "EnvPool async, nothing learned", "tianshou, 64 envs of EnvPool", "JAX loop, 64 envs of EnvPool",
+           "JAX loop, 64 envs of vecenv", "SBX, 64 envs of vecenv"]  # fmt: skip
 INSTALL_JAX = "pip install sbx-rl tf_keras"
-"""SBX requires JAX, and Keras 2 where TensorFlow is installed."""
+"""SBX needs JAX, and Keras 2 if TensorFlow is installed."""
 
 SB3 = [f"SB3, {envs}, {threads}" for envs in ("8 envs", "64 envs of vecenv") for threads in ("1 thread", "2 threads")]
 PHYSICS = ["ppo, 64 envs", "vecenv, nothing learned", "physics alone"]
@@ -213,7 +214,7 @@ def _jax(num_steps: int, minibatch_size: int, epochs: int, *, on_vecenv: bool):
     from benchmarks.jax_loop import trainer
 
     if on_vecenv:
-        envs = vecenv.make("HalfCheetah-v5", NUM_ENVS)
+        envs = vecenv.make("HalfCheetah-v5", NUM_ENVS, vector_kwargs={"copy": False})
     else:
         import envpool
 
