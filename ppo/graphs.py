@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import tensorflow as tf
@@ -26,13 +26,13 @@ def graph_function(function: Callable[..., Any], **options: Any) -> Any:
     return tf.function(counted, autograph=False, **options)
 
 
-def in_order() -> AbstractContextManager[None]:
-    """Returns a context in which graph functions run one operation at a time, on one thread.
+def in_order(enabled: bool) -> AbstractContextManager[None]:
+    """Returns a context in which, if enabled, graph functions run one operation at a time, on one thread.
 
     This is faster if operations depend on one another and take less time than passing them between threads. Functions
     must also be traced in this context, including the functions that they call.
     """
-    return context.function_executor_type("SINGLE_THREADED_EXECUTOR")
+    return context.function_executor_type("SINGLE_THREADED_EXECUTOR") if enabled else nullcontext()
 
 
 def graph_method(**options: Any) -> Callable[[Callable[..., Any]], functools.cached_property[Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -102,11 +101,11 @@ class Collector(tf.Module):
         Args:
             seed: Seed of the action noise, int32[2].
         """
-        with in_order() if all(actor.runs_in_order for actor in self._actors) else contextlib.nullcontext():
-            return self.graph(seed)
+        with in_order(all(actor.runs_in_order for actor in self._actors)):
+            return self.collect_in_graph(seed)
 
     @graph_method()
-    def graph(self, seed: tf.Tensor) -> list[Collected]:
+    def collect_in_graph(self, seed: tf.Tensor) -> list[Collected]:
         """See `collect`."""
         envs, actors = self._envs, self._actors
         with tf.device(HOST):  # otherwise TensorFlow places some operations of each step on an accelerator

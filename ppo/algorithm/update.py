@@ -77,7 +77,6 @@ class Samples(NamedTuple):
         old_log_probs: Log-probabilities of the actions under this policy.
         advantages: Advantages, not standardized.
         targets: Targets for the values.
-        old_values: Values predicted during the rollout.
         lives: See `Batch.lives`. The value function learns from these steps.
         acts: See `Batch.acts`. The policy learns from these steps.
     """
@@ -88,7 +87,6 @@ class Samples(NamedTuple):
     old_log_probs: tf.Tensor
     advantages: tf.Tensor
     targets: tf.Tensor
-    old_values: tf.Tensor
     lives: tf.Tensor | None
     acts: tf.Tensor | None
 
@@ -206,9 +204,38 @@ class Learner(tf.Module):
             learning_rate: Scheduled learning rate, a float32 scalar; ignored by the schedule "kl_adaptive".
             order: Samples of each minibatch, `int32[epochs * minibatches, B]`, see `shuffled`.
         """
-        config, rate = self._config, self._effective_rate(learning_rate)
+        config, predicted = self._config, collected.predictions
+        rate = self._effective_rate(learning_rate)
         batch = self._prepare(collected)
         samples = self._samples(batch, collected)
+        taken, *totals = tf.unstack(self._learn(batch, samples, order, rate))
+        kl = self._total_kl(batch, samples, order)
+        self._adapt(kl)
+        # Order: statistics change last, so that all predictions of this update use the rollout's normalization.
+        self._agent.observations.merge(batch.seen)
+        metrics = {name: total / taken for name, total in zip(METRICS, totals, strict=True)}
+        metrics["grad_norm"] = tf.sqrt(metrics["grad_norm"])
+        metrics |= {"return_scale": self.rewards.moments.deviation, "learning_rate": rate, "kl": kl}
+        errors = samples.targets - flat(predicted.values[:-1])
+        left, whole = (statistics_of(part, batch.lives).variance for part in (errors, samples.targets))
+        unexplained = tf.cast(left, tf.float32) / (tf.cast(whole, tf.float32) + losses.EPSILON)
+        metrics |= {"gradient_steps": taken, "explained_variance": 1.0 - unexplained}
+        if self._agent.log_std is not None:
+            metrics["action_std"] = tf.reduce_mean(tf.exp(tf.maximum(self._agent.log_std, config.min_log_std)))
+        if config.objective == "kl_penalty":
+            metrics["kl_penalty"] = self.penalty.read_value()
+        return metrics
+
+    def _learn(self, batch: Batch, samples: Samples, order: tf.Tensor, rate: tf.Tensor) -> tf.Tensor:
+        """Takes all gradient steps, and returns the sums over them, `float32[len(TOTALS)]`.
+
+        Args:
+            batch: The rollout.
+            samples: The samples of the rollout.
+            order: Samples of each minibatch, `int32[epochs * minibatches, B]`.
+            rate: Learning rate, a float32 scalar.
+        """
+        config = self._config
         count = config.epochs if self._recomputes else 1
         rounds = tf.reshape(order, [count, -1, config.minibatch_size])
 
@@ -223,31 +250,7 @@ class Learner(tf.Module):
         # Order: each round needs the weights and the advantages of the previous one. Within a round, no chain writes a
         # variable that the other one uses, so they run concurrently.
         begin = (0, Estimates(samples.advantages, samples.targets), tf.zeros(len(TOTALS)))
-        totals = tf.while_loop(lambda number, *_: number < count, step, begin, parallel_iterations=1)[2]
-        return self._end(batch, samples, order, rate, totals)
-
-    def _end(
-        self, batch: Batch, samples: Samples, order: tf.Tensor, rate: tf.Tensor, totals: tf.Tensor
-    ) -> dict[str, tf.Tensor]:
-        """Updates the statistics and the schedules, and returns the metrics."""
-        config = self._config
-        kl = self._total_kl(batch, samples, order)
-        self._adapt(kl)
-        # Order: statistics change last, so that all predictions of this update use the rollout's normalization.
-        self._agent.observations.merge(batch.seen)
-        taken, *sums = tf.unstack(totals)
-        metrics = {name: total / taken for name, total in zip(METRICS, sums, strict=True)}
-        metrics["grad_norm"] = tf.sqrt(metrics["grad_norm"])
-        metrics |= {"return_scale": self.rewards.moments.deviation, "learning_rate": rate, "kl": kl}
-        errors = samples.targets - samples.old_values
-        left, whole = (statistics_of(part, batch.lives).variance for part in (errors, samples.targets))
-        unexplained = tf.cast(left, tf.float32) / (tf.cast(whole, tf.float32) + losses.EPSILON)
-        metrics |= {"gradient_steps": taken, "explained_variance": 1.0 - unexplained}
-        if self._agent.log_std is not None:
-            metrics["action_std"] = tf.reduce_mean(tf.exp(tf.maximum(self._agent.log_std, config.min_log_std)))
-        if config.objective == "kl_penalty":
-            metrics["kl_penalty"] = self.penalty.read_value()
-        return metrics
+        return tf.while_loop(lambda number, *_: number < count, step, begin, parallel_iterations=1)[2]
 
     def _effective_rate(self, scheduled: tf.Tensor) -> tf.Tensor:
         """Returns the learning rate of this update: the scheduled rate, adapted to the KL if so configured."""
@@ -308,7 +311,6 @@ class Learner(tf.Module):
             old_log_probs=distribution.log_prob(predicted.outputs, actions),
             advantages=estimates.advantages,
             targets=estimates.targets,
-            old_values=flat(predicted.values[:-1]),
             lives=batch.lives,
             acts=batch.acts,
         )

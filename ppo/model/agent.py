@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
@@ -113,12 +112,11 @@ class ActorCritic(tf.Module):
         parts = [encoded[name] for name in self._names]
         return parts[0] if len(parts) == 1 else tf.concat(parts, axis=-1)
 
-    def outputs(self, hidden: tf.Tensor, encoded: Inputs) -> tf.Tensor:
+    def outputs(self, hidden: tf.Tensor) -> tf.Tensor:
         """Returns the policy's outputs `float32[B, num_outputs]`.
 
         Args:
             hidden: The features, or the core's output if there is a core.
-            encoded: The encoded inputs. The policy reads them only through the features.
         """
         return self._policy(hidden)
 
@@ -202,7 +200,7 @@ class Agent(tf.Module):
             hidden: The first result of `advance` or `unroll`.
             encoded: The encoded inputs, which include the action mask if there is one.
         """
-        outputs = self.network.outputs(hidden, encoded)
+        outputs = self.network.outputs(hidden)
         if self.log_std is not None:
             log_std = at_least(self.log_std.read_value(), self._min_log_std)
             log_std = tf.broadcast_to(log_std, [tf.shape(outputs)[0], self.distribution.num_free])
@@ -289,7 +287,7 @@ class Agent(tf.Module):
         """
         if checked:
             self.check_mask(observations)
-        with tf.device(HOST), in_order() if self.runs_in_order else contextlib.nullcontext():
+        with tf.device(HOST), in_order(self.runs_in_order):
             found = self._act(observations, state) if seed is None else self._act_sampled(observations, state, seed)
         actions, after = found
         return tf.nest.map_structure(lambda leaf: leaf.numpy(), actions), after.numpy()

@@ -69,7 +69,7 @@ class CustomNetwork(tf.Module):
         trained = [[_variable(v) for v in getattr(network, "trainable_variables", ())] for network in networks]
         self._trained, self._of_values = [*itertools.chain(*trained)], trained[-1]
         used = [
-            {id(_variable(v)) for name in ("variables", "trainable_variables") for v in getattr(network, name, ())}
+            {id(_variable(v)) for kind in ("variables", "trainable_variables") for v in getattr(network, kind, ())}
             for network in networks
         ]
         if not self.shares_layers and set.intersection(*used):
@@ -124,7 +124,7 @@ class CustomNetwork(tf.Module):
         """Returns the encoded inputs."""
         return encoded
 
-    def outputs(self, hidden: Inputs, encoded: Inputs) -> tf.Tensor:
+    def outputs(self, hidden: Inputs) -> tf.Tensor:
         """Returns the policy's outputs `float32[B, num_outputs]` for the features."""
         outputs = hidden[_OUTPUTS] if self.shares_layers else self._calls[0](self._nested(hidden))
         return tf.cast(outputs, tf.float32)

@@ -391,7 +391,7 @@ def test_the_update_equals_the_slow_update(settings, make):
         metrics = learner.update(collected, rate, tf.constant(order))
         check_update((agent, learner), (slow_agent, slow_learner), metrics, expected)
     assert learner.update.experimental_get_tracing_count() == 1
-    assert collector.graph.experimental_get_tracing_count() == 1
+    assert collector.collect_in_graph.experimental_get_tracing_count() == 1
 
 
 @pytest.mark.parametrize(
@@ -484,7 +484,7 @@ def test_a_rollout_runs_in_order():
     _, envs, _, _, collector = parts(CONFIG)
     envs.reset(seed=0)
     collector.collect(tf.constant([0, 0]))
-    (rollout,) = collector.graph._list_all_concrete_functions()
+    (rollout,) = collector.collect_in_graph._list_all_concrete_functions()
     (loop,) = [operation for operation in rollout.graph.get_operations() if "While" in operation.type]
     assert "_lower_using_switch_merge" not in loop.node_def.attr
 

@@ -131,7 +131,7 @@ def test_the_first_update_learns_from_normalized_observations(tmp_path, settings
         # Its steps do count towards episodes: each env takes 16 per rollout, so a 20-step episode spans both rollouts.
         assert report["episodes"] == 2 and report["length_mean"] == 20
         trainer.iterate()
-        assert trainer.collector.graph.experimental_get_tracing_count() == 1
+        assert trainer.collector.collect_in_graph.experimental_get_tracing_count() == 1
         assert update.experimental_get_tracing_count() == 1
     if given:
         source.close()

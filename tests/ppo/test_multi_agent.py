@@ -388,7 +388,7 @@ def test_nothing_retraces(tmp_path):
         trainer.begin()
         for _ in range(3):
             trainer.iterate()
-        assert trainer.collector.graph.experimental_get_tracing_count() == 1
+        assert trainer.collector.collect_in_graph.experimental_get_tracing_count() == 1
         assert all(team.learner.update.experimental_get_tracing_count() == 1 for team in trainer.teams)
         trainer.close()
 

@@ -46,17 +46,17 @@ def test_initial_actions_hardly_depend_on_the_observation_and_the_seed_determine
         return ActorCritic(Config(value_layers=(32,), seed=seed), VECTOR, num_outputs=2)
 
     x = tf.random.stateless_normal([100, 5], [0, 0])
-    outputs, values = network(0).outputs(x, {}), network(0).values(x, {})
+    outputs, values = network(0).outputs(x), network(0).values(x, {})
     assert np.abs(outputs).max() < 0.05 and values.shape == (100,)
-    np.testing.assert_array_equal(network(1).outputs(x, {}), network(1).outputs(x, {}))
-    assert (network(1).outputs(x, {}).numpy() != network(2).outputs(x, {}).numpy()).any()
+    np.testing.assert_array_equal(network(1).outputs(x), network(1).outputs(x))
+    assert (network(1).outputs(x).numpy() != network(2).outputs(x).numpy()).any()
 
 
 def test_policy_and_value_have_separate_layers():
     network = ActorCritic(Config(), VECTOR, num_outputs=2)
     x = tf.random.stateless_normal([100, 5], [0, 0])
     with tf.GradientTape(persistent=True) as tape:
-        outputs, values = network.outputs(x, {}), network.values(x, {})
+        outputs, values = network.outputs(x), network.values(x, {})
     of_policy, of_value = (tape.gradient(y, network.trainable_variables) for y in (outputs, values))
     assert all((a is None) != (b is None) for a, b in zip(of_policy, of_value, strict=True))
 
@@ -311,7 +311,7 @@ def test_a_custom_network_is_used_and_its_variables_are_trained(network, variabl
     )
     with tf.GradientTape() as tape:
         hidden = agent.network.features(agent.network.encode({"observation": tf.ones([4, 3])}))
-        loss = tf.reduce_sum(agent.network.outputs(hidden, {})) + tf.reduce_sum(agent.network.values(hidden, {}))
+        loss = tf.reduce_sum(agent.network.outputs(hidden)) + tf.reduce_sum(agent.network.values(hidden, {}))
     assert all(g is not None for g in tape.gradient(loss, agent.network.trainable_variables))
 
 
@@ -322,7 +322,7 @@ def test_a_custom_network_receives_the_leaves_nested_like_the_space():
     agent = agent_of("dict_network", space)
     observations = {"a": tf.constant([1, 2]), "b": (tf.zeros([2, 2, 2]), tf.constant([[0, 1], [1, 0]], tf.int8))}
     hidden = agent.network.features(agent.network.encode(agent.observations.inputs(observations)))
-    np.testing.assert_array_equal(agent.network.outputs(hidden, {}), np.ones((2, 2)))
+    np.testing.assert_array_equal(agent.network.outputs(hidden), np.ones((2, 2)))
     np.testing.assert_array_equal(agent.network.values(hidden, {}), [0.0, 1.0])
 
 

@@ -45,7 +45,7 @@ with tf.device("/CPU:1"), training_envs(config, None) as envs:
     assert all(device(output.device) == 0 for outputs in acted for output in outputs), "the policy acts off the host"
     for mine, theirs in zip(actor.variables, trainer.agent.variables):
         assert device(mine.device) == 0 and (mine.numpy() == theirs.numpy()).all(), mine.name
-    (collect,) = trainer.collector.graph._list_all_concrete_functions()
+    (collect,) = trainer.collector.collect_in_graph._list_all_concrete_functions()
     assert all(device(captured.device) == 0 for captured in collect.captured_inputs), "a variable is not on the host"
     graph = collect.graph.as_graph_def()
     nodes = [*graph.node, *(node for inner in graph.library.function for node in inner.node_def)]
