@@ -40,8 +40,8 @@ They are means and, for `grad_norm`, the root mean square of the norm of all gra
 number of chains.
 """
 
-TOTALS = ("gradient_steps", *METRICS)
-"""The sums over gradient steps that a chain returns, 0 for those that only the other chain computes."""
+TOTALS = ("gradient_steps", *METRICS, "kl")
+"""What a chain returns: sums over its gradient steps, and the KL of the update. What only the other computes is 0."""
 
 
 class Batch(NamedTuple):
@@ -208,8 +208,7 @@ class Learner(tf.Module):
         rate = self._effective_rate(learning_rate)
         batch = self._prepare(collected)
         samples = self._samples(batch, collected)
-        taken, *totals = tf.unstack(self._learn(batch, samples, order, rate))
-        kl = self._total_kl(batch, samples, order)
+        taken, *totals, kl = tf.unstack(self._learn(batch, samples, order, rate))
         self._adapt(kl)
         # Order: statistics change last, so that all predictions of this update use the rollout's normalization.
         self._agent.observations.merge(batch.seen)
@@ -227,7 +226,7 @@ class Learner(tf.Module):
         return metrics
 
     def _learn(self, batch: Batch, samples: Samples, order: tf.Tensor, rate: tf.Tensor) -> tf.Tensor:
-        """Takes all gradient steps, and returns the sums over them, `float32[len(TOTALS)]`.
+        """Takes all gradient steps, and returns the sum of what the chains return, `float32[len(TOTALS)]`.
 
         Args:
             batch: The rollout.
@@ -387,13 +386,16 @@ class Learner(tf.Module):
             last: Whether this is the last round.
 
         Returns:
-            The sums `float32[len(TOTALS)]`; and the estimates for the next round, or None if this chain computes none.
+            The chain's part of `TOTALS`; and the estimates for the next round, or None if this chain computes none.
         """
 
         def step(k: tf.Tensor, totals: tf.Tensor) -> tf.Tensor:
             return totals + self._step(chain, *self._minibatch(batch, samples, order[k]), rate)
 
         totals = _repeat(tf.shape(order)[0], step, tf.zeros(len(TOTALS)))
+        if chain.policy:
+            kl = tf.cond(last, lambda: self._total_kl(batch, samples, order), lambda: tf.constant(0.0))
+            totals += _totals({"kl": kl})
         if not chain.value or not self._recomputes:
             return totals, None
         return totals, tf.cond(
@@ -419,7 +421,7 @@ class Learner(tf.Module):
         return Sequences(tf.gather(first[:-1], envs, axis=1), tf.gather(state, envs))
 
     def _step(self, chain: Chain, minibatch: Samples, sequences: Sequences | None, rate: tf.Tensor) -> tf.Tensor:
-        """Takes one gradient step; returns its metrics, `float32[len(TOTALS)]`.
+        """Takes one gradient step; returns its part of `TOTALS`.
 
         Without a step of a living agent in the minibatch, nothing changes, and the result is 0.
         """
@@ -452,7 +454,7 @@ class Learner(tf.Module):
         if chain.policy:
             gradients = self._agent.inward(gradients)
         found["grad_norm"] = tf.square(chain.adam.apply(gradients, rate))
-        return tf.stack([found.get(name, 0.0) for name in TOTALS])
+        return _totals(found)
 
     def _policy_metrics(self, minibatch: Samples, outputs: tf.Tensor) -> dict[str, tf.Tensor]:
         """Returns the metrics of the policy on a minibatch, by name, for the policy's outputs `[B, num_outputs]`."""
@@ -509,6 +511,11 @@ class Learner(tf.Module):
 
         number = -(-self._config.num_minibatches // 4)
         return _repeat(number, add, tf.constant(0.0)) / number
+
+
+def _totals(found: dict[str, Any]) -> tf.Tensor:
+    """Returns these values, `float32[len(TOTALS)]`, with 0 for all others."""
+    return tf.stack([found.get(name, 0.0) for name in TOTALS])
 
 
 def _repeat(count: int | tf.Tensor, step: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], carried: tf.Tensor) -> tf.Tensor:
