@@ -244,6 +244,29 @@ def test_infos_of_a_vector_env_stay_as_they_are_when_it_changes_its_arrays(num_w
         assert_same(frame, (np.full(2, number),) * 2)
 
 
+class PartialInfosVectorEnv(ReusingVectorEnv):
+    """Gives values for all envs, but masks that only include those with even numbers."""
+
+    def __init__(self, num_envs, autoreset_mode):
+        super().__init__(num_envs, autoreset_mode)
+        self.masks[1::2] = False
+        self.infos |= {"object": np.full(num_envs, "x", object), "_object": self.masks}
+        self.infos |= {"text": np.full(num_envs, "x"), "_text": self.masks}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_infos_of_a_vector_env_are_empty_outside_of_their_masks(num_workers):
+    with vecenv.AsyncVectorEnv(vecenv.Batched(PartialInfosVectorEnv, 4), num_workers=num_workers) as envs:
+        envs.reset()
+        envs.step([0] * 4)
+        infos = envs.step([0] * 4)[-1]
+    mask = np.array([True, False, True, False])
+    numbers = {"number": np.array([2, 0, 2, 0]), "_number": mask}
+    others = {"object": np.array(["x", None, "x", None]), "text": np.array(["x", "", "x", ""])}
+    expected = {**numbers, "inner": numbers, **others}
+    assert_same(infos, {**expected, "_inner": mask, "_object": mask, "_text": mask})
+
+
 def test_infos_of_several_workers_with_names_of_masks_raise_nothing():
     for first, second in (({"_a": {"z": 1}}, {"a": 1}), ({"a": 1}, {"_a": np.ones(2)}), ({"_a": 2}, {"a": "x"})):
         found = {}

@@ -147,9 +147,8 @@ def merge_infos(infos: Infos) -> RowInfos:
 
 def join_infos(parts: Sequence[RowInfos], num_envs: int) -> dict[str, Any]:
     """Returns the batched infos of N envs from those of disjoint rows. The caller owns all arrays."""
-    # Partial columns need `add_batch`, which sets the elements of envs without a value to 0.
-    if len(parts) == 1 and len(parts[0].rows) == num_envs and not parts[0].partial:
-        return parts[0].batched()
+    if len(parts) == 1 and len(parts[0].rows) == num_envs:
+        return parts[0]._replace(partial=_cleared(parts[0].partial)).batched()
     joined: dict[str, Any] = {}
     if [row for part in parts for row in part.rows] == [*range(num_envs)]:
         for key, values in parts[0].complete.items():
@@ -291,9 +290,7 @@ def add_batch(merged: dict[str, Any], part: dict[str, Any], rows: Any, num_envs:
             merged[key] = add_batch(column or {}, values, rows, num_envs)
         elif isinstance(values, np.ndarray) and (column is None or _same_type(column, values)):
             if column is None:
-                shape = (num_envs, *values.shape[1:])
-                empty = np.full(shape, None) if values.dtype == object else np.zeros(shape, values.dtype)
-                merged[key] = column = empty
+                merged[key] = column = _empty((num_envs, *values.shape[1:]), values.dtype)
             column[places[has]] = values[has]
         else:  # the types, dtypes or shapes of the envs' values differ
             each = split_infos({key: values, f"_{key}": has}, len(rows))
@@ -313,15 +310,42 @@ def _same_type(one: Any, other: Any) -> bool:
 def mask_infos(infos: dict[str, Any], mask: np.ndarray, merged: dict[str, Any] | None = None) -> dict[str, Any]:
     """Adds the infos of the envs in this mask, an array `[N, ...]` under each key, to `merged`, and returns it."""
     merged = {} if merged is None else merged
-    if not merged and np.count_nonzero(mask) == len(mask):
-        for key, values in infos.items():
-            merged[key], merged[f"_{key}"] = values, mask.copy()
-        return merged
-    rows = np.flatnonzero(mask)
-    part: dict[str, Any] = {}
-    for key, values in infos.items() if len(rows) else ():
-        part[key], part[f"_{key}"] = values[rows], np.ones(len(rows), np.bool_)
-    return add_batch(merged, part, rows, len(mask))
+    count = np.count_nonzero(mask)
+    for key, values in infos.items() if count else ():
+        if _is_mask(key) and (key[1:] in infos or key[1:] in merged):
+            continue  # this name belongs to the mask of the other key
+        column = merged.get(key)
+        if column is None:
+            merged[key], merged[f"_{key}"] = values if count == len(mask) else _only(values, mask), mask.copy()
+        elif _same_type(column, values):
+            column[mask] = values[mask]
+            merged[f"_{key}"] |= mask
+        else:
+            rows = np.flatnonzero(mask)
+            add_batch(merged, {key: values[rows], f"_{key}": np.ones(count, np.bool_)}, rows, len(mask))
+    return merged
+
+
+def _cleared(infos: dict[str, Any]) -> dict[str, Any]:
+    """Returns batched infos with 0, or None among objects, for envs without a value."""
+    cleared = {}
+    for key, values in infos.items():
+        mask = infos.get(f"_{key}")
+        if mask is not None and not (_is_mask(key) and key[1:] in infos):
+            cleared[key] = _cleared(values) if isinstance(values, dict) else _only(values, mask)
+            cleared[f"_{key}"] = mask
+    return cleared
+
+
+def _only(values: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Returns a copy of an array `[N, ...]` with 0, or None among objects, outside of the mask."""
+    only = _empty(values.shape, values.dtype)
+    only[mask] = values[mask]
+    return only
+
+
+def _empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    return np.full(shape, None) if dtype.kind == "O" else np.zeros(shape, dtype)
 
 
 def _with_room(column: np.ndarray | None, value: Any, mask: np.ndarray) -> np.ndarray:
