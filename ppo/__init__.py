@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ppo.model.checks import NothingAllowed as NothingAllowed
     from ppo.model.checks import TrainingDiverged as TrainingDiverged
     from ppo.presets import preset as preset
-    from ppo.results.evaluation import Evaluation as Evaluation
     from ppo.results.evaluation import evaluate_run as evaluate_run
     from ppo.results.export import export as export
     from ppo.results.policy import Policy as Policy
@@ -31,7 +30,8 @@ if TYPE_CHECKING:
     from ppo.results.video import record_run as record_run
     from ppo.run.folder import Run as Run
     from ppo.run.folder import RunError as RunError
-    from ppo.run.status import Result as Result
+    from ppo.run.scores import Evaluation as Evaluation
+    from ppo.run.scores import Result as Result
 
 # By default, TensorFlow uses oneDNN only on CPUs with instructions for neural networks, such as AVX512_VNNI or AMX.
 # oneDNN's convolutions are also much faster on CPUs with AVX2. No effect if TensorFlow is already imported.
@@ -47,12 +47,12 @@ _NAMES = {
     "ppo.envs": ("vector_options",),
     "ppo.model.checks": ("NothingAllowed", "TrainingDiverged"),
     "ppo.presets": ("preset",),
-    "ppo.results.evaluation": ("Evaluation", "evaluate_run"),
+    "ppo.results.evaluation": ("evaluate_run",),
     "ppo.results.export": ("export",),
     "ppo.results.policy": ("Policy", "load_policy"),
     "ppo.results.video": ("record_run",),
     "ppo.run.folder": ("Run", "RunError"),
-    "ppo.run.status": ("Result",),
+    "ppo.run.scores": ("Evaluation", "Result"),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 

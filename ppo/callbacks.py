@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from ppo.config import Config
 
 if TYPE_CHECKING:
-    from ppo.results.evaluation import Evaluation
     from ppo.results.policy import Policy
-    from ppo.run.status import Result, Status
+    from ppo.run.scores import Evaluation, Result
+    from ppo.run.status import Status
 
 
 class StopTraining(Exception):

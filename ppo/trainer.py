@@ -21,14 +21,15 @@ from ppo.graphs import graph_function
 from ppo.model.agent import Agent
 from ppo.model.checks import check_losses, check_rollout
 from ppo.model.distributions import scale_warning
-from ppo.results.evaluation import Evaluation, Players, evaluate, limit_of
+from ppo.results.evaluation import Players, evaluate, limit_of
 from ppo.results.policy import Policy
 from ppo.run.checkpoint import name_of, recorded_actions
 from ppo.run.folder import Run
 from ppo.run.metrics import Clock, MetricsWriter
 from ppo.run.resume import Progress, Saver, start_from
+from ppo.run.scores import Evaluation, Result
 from ppo.run.signals import stop_on_signal
-from ppo.run.status import Collecting, Result, Status, Tally
+from ppo.run.status import Collecting, Status, Tally
 from ppo.seeds import env_seeds, sampling_seed
 from vecenv.ingraph import InGraphVectorEnv
 

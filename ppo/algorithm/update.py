@@ -3,9 +3,9 @@
 If the policy and the value function share no layers, they learn in two chains of gradient steps. Within an epoch,
 neither chain depends on the other, so TensorFlow runs both concurrently.
 
-XLA compiles the whole update if there is one chain, and the gradient steps of each chain if there are two. It compiles
-nothing for a policy that sees images, because TensorFlow's convolutions are faster than XLA's on CPUs, or for a custom
-network that calls graph functions, see `CustomNetwork.can_compile`.
+XLA compiles the whole update if there is one chain, and each chain if there are two. It compiles nothing for a policy
+that sees images, because TensorFlow's convolutions are faster than XLA's on CPUs, or for a custom network that calls
+graph functions, see `CustomNetwork.can_compile`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Scores of policies on separate envs, with one agent or several."""
+"""Plays episodes on separate envs to score policies, with one agent or several."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ppo.envs import EnvSource, distinct, evaluation_envs, spaces_of
 from ppo.model.agent import Agent
 from ppo.model.checks import TrainingDiverged
 from ppo.results.policy import load_agent
-from ppo.run import infos
 from ppo.run.checkpoint import LATEST, number_in
 from ppo.run.folder import Run, Spaces, space_to_json
 from ppo.run.metrics import scored
 from ppo.run.modules import config_to_load
+from ppo.run.scores import Evaluation
 from ppo.run.status import Tally
 from ppo.seeds import evaluation_rng, evaluation_seeds, fresh_seed
 from vecenv import AsyncVectorEnv, SyncVectorEnv, WorkerDied
@@ -31,85 +31,6 @@ if TYPE_CHECKING:
 
 MIN_LIMIT = 10_000  # least number of steps after which an evaluation cuts an episode off, see `limit_of`
 ATTEMPTS = 3  # how often an evaluation is played if the death of a worker cuts its episodes off
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """The scores of E episodes.
-
-    Attributes:
-        returns: Undiscounted sums of rewards, `float64[E]`.
-        lengths: Numbers of steps, `int64[E]`.
-        infos: For each of the config's `info_metrics`, the value of each episode, `float64[E]`; NaN where it has none.
-        agents: With several agents: the return of each agent, `float64[E]`, and the mean of each group. `returns` are
-            then the sums over all agents.
-        functions: If several functions made the envs: the index of the function of each episode, `int64[E]`.
-        deterministic: Whether the policy took the most likely actions. False: sampled ones, as in training.
-    """
-
-    returns: np.ndarray
-    lengths: np.ndarray
-    infos: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
-    agents: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
-    functions: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
-    deterministic: bool = True
-
-    @property
-    def policy(self) -> str:
-        """Which policy has these scores, for messages."""
-        return "deterministic policy" if self.deterministic else "sampled policy"
-
-    def summary(self) -> dict[str, float | int]:
-        """Returns mean, standard deviation and range of the returns, the mean length, E and the kind of the policy.
-
-        `info_KEY` is the mean over the episodes that have the info. It is omitted if there are none. With several
-        agents or functions, `return_mean/NAME` and `return_mean/function_K` are their mean returns.
-        """
-        return {
-            "return_mean": float(self.returns.mean()),
-            "return_std": float(self.returns.std()),
-            "return_min": float(self.returns.min()),
-            "return_max": float(self.returns.max()),
-            "length_mean": float(self.lengths.mean()),
-            "episodes": len(self.returns),
-            "deterministic": self.deterministic,
-            **self._means(),
-        }
-
-    def metrics(self) -> dict[str, float]:
-        """Returns the metrics for a report of a training run."""
-        means = {"return_mean": float(self.returns.mean()), "return_std": float(self.returns.std())}
-        return {f"eval_{name}": mean for name, mean in (means | self._means()).items()}
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the score of each episode as plain numbers, with None for an info that the episode lacks."""
-        return {
-            "returns": self.returns.tolist(),
-            "lengths": self.lengths.tolist(),
-            "infos": {key: infos.to_json(values) for key, values in self.infos.items()},
-            "agents": {name: values.tolist() for name, values in self.agents.items()},
-            "functions": self.functions.tolist(),
-            "deterministic": self.deterministic,
-        }
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Evaluation:
-        """Returns the evaluation with the given result of `to_json`."""
-        of_infos, agents = (
-            {name: np.array(column, np.float64) for name, column in values[group].items()}
-            for group in ("infos", "agents")
-        )
-        returns, lengths = np.array(values["returns"]), np.array(values["lengths"])
-        functions = np.array(values["functions"], np.int64)
-        return cls(returns, lengths, of_infos, agents, functions, values["deterministic"])
-
-    def _means(self) -> dict[str, float]:
-        """Returns the means of infos, agents and functions."""
-        means = {infos.PREFIX + key: infos.mean_of(values) for key, values in self.infos.items()}
-        means |= {f"return_mean/{name}": float(values.mean()) for name, values in self.agents.items()}
-        for k in np.unique(self.functions).tolist():
-            means[f"return_mean/function_{k}"] = float(self.returns[self.functions == k].mean())
-        return {name: mean for name, mean in means.items() if mean is not None}
 
 
 class _Side:

@@ -30,7 +30,8 @@ from vecenv.opengl import ADVICE, backends
 
 if TYPE_CHECKING:
     from ppo.envs import EnvFn, EnvSource
-    from ppo.results.evaluation import Evaluation, Players
+    from ppo.results.evaluation import Players
+    from ppo.run.scores import Evaluation
 
 
 SHADOWS = 1024  # pixels of MuJoCo's shadow map; 4096 take half of the time without a GPU

@@ -9,7 +9,7 @@ import time
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -18,11 +18,8 @@ from rich.text import Text
 from ppo.callbacks import Callback
 from ppo.config import Config
 from ppo.run.infos import shown
+from ppo.run.scores import Evaluation, Result
 from ppo.run.status import Status
-
-if TYPE_CHECKING:
-    from ppo.results.evaluation import Evaluation
-    from ppo.run.status import Result
 
 SILENCE_S = 10.0  # seconds without a line after which a display prints what is being done, unless it has a live bar
 

@@ -7,7 +7,7 @@ import multiprocessing
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
@@ -23,10 +23,8 @@ from ppo.run.checkpoint import BEST, Checkpoints, Recorded, name_of, number_in, 
 from ppo.run.folder import Run, RunError, write_atomically
 from ppo.run.metrics import Clock, Episodes
 from ppo.run.modules import config_to_load
+from ppo.run.scores import Evaluation
 from vecenv.ingraph import InGraphVectorEnv
-
-if TYPE_CHECKING:
-    from ppo.results.evaluation import Evaluation
 
 MAX_STATES_S = 1.0  # periodic checkpoints omit the states of the envs if saving them took longer than this, in seconds
 

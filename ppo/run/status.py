@@ -1,4 +1,4 @@
-"""What training and evaluations are doing right now, for displays that must not fall silent, and how a run ended.
+"""What training and evaluations are doing right now, for displays that must not fall silent.
 
 The thread that trains or evaluates writes a status and tallies, and any other thread may read them at any time. A
 display therefore needs neither a lock nor a call per step: it reads once or a few times per second.
@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ppo.results.evaluation import Evaluation
     from vecenv.ingraph import InGraphVectorEnv
 
 
@@ -59,27 +57,3 @@ class Collecting:
     def __str__(self) -> str:
         envs = self.envs
         return f"{self.doing}: {envs.steps * envs.num_envs:,} of {envs.num_steps * envs.num_envs:,} steps"
-
-
-@dataclass(frozen=True)
-class Result:
-    """How a run ended.
-
-    Attributes:
-        path: The run folder.
-        env_steps: Env-steps taken, including those before an interruption.
-        evaluation: Evaluation of the final policy; None if the run was interrupted.
-        signal: Number of the signal that interrupted the run, or None.
-        stopped: The reason for which a callback finished the run before `total_steps`, or None.
-    """
-
-    path: Path
-    env_steps: int
-    evaluation: Evaluation | None
-    signal: int | None = None
-    stopped: str | None = None
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether a signal or `StopTraining` ended the run. `ppo.resume` continues it."""
-        return self.evaluation is None

@@ -1,0 +1,116 @@
+"""Scores: what an evaluation found, and how a run ended."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ppo.run import infos
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The scores of E episodes.
+
+    Attributes:
+        returns: Undiscounted sums of rewards, `float64[E]`.
+        lengths: Numbers of steps, `int64[E]`.
+        infos: For each of the config's `info_metrics`, the value of each episode, `float64[E]`; NaN where it has none.
+        agents: With several agents: the return of each agent, `float64[E]`, and the mean of each group. `returns` are
+            then the sums over all agents.
+        functions: If several functions made the envs: the index of the function of each episode, `int64[E]`.
+        deterministic: Whether the policy took the most likely actions. False: sampled ones, as in training.
+    """
+
+    returns: np.ndarray
+    lengths: np.ndarray
+    infos: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    agents: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    functions: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
+    deterministic: bool = True
+
+    @property
+    def policy(self) -> str:
+        """Which policy has these scores, for messages."""
+        return "deterministic policy" if self.deterministic else "sampled policy"
+
+    def summary(self) -> dict[str, float | int]:
+        """Returns mean, standard deviation and range of the returns, the mean length, E and the kind of the policy.
+
+        `info_KEY` is the mean over the episodes that have the info. It is omitted if there are none. With several
+        agents or functions, `return_mean/NAME` and `return_mean/function_K` are their mean returns.
+        """
+        return {
+            "return_mean": float(self.returns.mean()),
+            "return_std": float(self.returns.std()),
+            "return_min": float(self.returns.min()),
+            "return_max": float(self.returns.max()),
+            "length_mean": float(self.lengths.mean()),
+            "episodes": len(self.returns),
+            "deterministic": self.deterministic,
+            **self._means(),
+        }
+
+    def metrics(self) -> dict[str, float]:
+        """Returns the metrics for a report of a training run."""
+        means = {"return_mean": float(self.returns.mean()), "return_std": float(self.returns.std())}
+        return {f"eval_{name}": mean for name, mean in (means | self._means()).items()}
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the score of each episode as plain numbers, with None for an info that the episode lacks."""
+        return {
+            "returns": self.returns.tolist(),
+            "lengths": self.lengths.tolist(),
+            "infos": {key: infos.to_json(values) for key, values in self.infos.items()},
+            "agents": {name: values.tolist() for name, values in self.agents.items()},
+            "functions": self.functions.tolist(),
+            "deterministic": self.deterministic,
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Evaluation:
+        """Returns the evaluation with the given result of `to_json`."""
+        of_infos, agents = (
+            {name: np.array(column, np.float64) for name, column in values[group].items()}
+            for group in ("infos", "agents")
+        )
+        returns, lengths = np.array(values["returns"]), np.array(values["lengths"])
+        functions = np.array(values["functions"], np.int64)
+        return cls(returns, lengths, of_infos, agents, functions, values["deterministic"])
+
+    def _means(self) -> dict[str, float]:
+        """Returns the means of infos, agents and functions."""
+        means = {infos.PREFIX + key: infos.mean_of(values) for key, values in self.infos.items()}
+        means |= {f"return_mean/{name}": float(values.mean()) for name, values in self.agents.items()}
+        for k in np.unique(self.functions).tolist():
+            means[f"return_mean/function_{k}"] = float(self.returns[self.functions == k].mean())
+        return {name: mean for name, mean in means.items() if mean is not None}
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended.
+
+    Attributes:
+        path: The run folder.
+        env_steps: Env-steps taken, including those before an interruption.
+        evaluation: Evaluation of the final policy; None if the run was interrupted.
+        signal: Number of the signal that interrupted the run, or None.
+        stopped: The reason for which a callback finished the run before `total_steps`, or None.
+    """
+
+    path: Path
+    env_steps: int
+    evaluation: Evaluation | None
+    signal: int | None = None
+    stopped: str | None = None
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal or `StopTraining` ended the run. `ppo.resume` continues it."""
+        return self.evaluation is None
