@@ -1,7 +1,9 @@
 """Tests of vecenv/rows/infos.py: merging batched infos equals adding the info of each env, and results never change."""
 
+import itertools
 import pickle
 import threading
+from collections import OrderedDict
 from copy import deepcopy
 from functools import partial
 from operator import itemgetter
@@ -252,6 +254,9 @@ class PartialInfosVectorEnv(ReusingVectorEnv):
         self.masks[1::2] = False
         self.infos |= {"object": np.full(num_envs, "x", object), "_object": self.masks}
         self.infos |= {"text": np.full(num_envs, "x"), "_text": self.masks}
+        self.infos["inner"] = OrderedDict(**self.infos["inner"], other=self.numbers, _other=self.masks)
+        # "_named" is the mask of "named", so its own mask is ignored.
+        self.infos |= {"named": self.numbers, "_named": np.ones(num_envs, np.bool_), "__named": self.masks}
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
@@ -263,8 +268,11 @@ def test_infos_of_a_vector_env_are_empty_outside_of_their_masks(num_workers):
     mask = np.array([True, False, True, False])
     numbers = {"number": np.array([2, 0, 2, 0]), "_number": mask}
     others = {"object": np.array(["x", None, "x", None]), "text": np.array(["x", "", "x", ""])}
-    expected = {**numbers, "inner": numbers, **others}
-    assert_same(infos, {**expected, "_inner": mask, "_object": mask, "_text": mask})
+    expected = {**numbers, "inner": {**numbers, "other": np.array([2, 0, 2, 0]), "_other": mask}, **others}
+    masks = {"_inner": mask, "_object": mask, "_text": mask}
+    assert_same(infos, {**expected, **masks, "named": np.full(4, 2), "_named": np.ones(4, np.bool_)})
+    owned = [infos[key] for key in ("_number", *masks)] + [infos["inner"][key] for key in ("_number", "_other")]
+    assert not any(np.shares_memory(one, other) for one, other in itertools.combinations(owned, 2))
 
 
 def test_infos_of_several_workers_with_names_of_masks_raise_nothing():

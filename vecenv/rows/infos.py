@@ -49,7 +49,7 @@ class RowInfos(NamedTuple):
         count = len(rows)
         for key, values in infos.items():
             mask = infos.get(f"_{key}")
-            if mask is None and _is_mask(key):
+            if _is_mask(key) and (mask is None or key[1:] in infos):
                 continue  # `values` is a mask itself
             # A complete column of numbers is valid, and needs no slower check.
             if _is_complete(mask, count) and _is_numeric(values, count) and not _is_mask(key):
@@ -333,7 +333,7 @@ def _cleared(infos: dict[str, Any]) -> dict[str, Any]:
         mask = infos.get(f"_{key}")
         if mask is not None and not (_is_mask(key) and key[1:] in infos):
             cleared[key] = _cleared(values) if isinstance(values, dict) else _only(values, mask)
-            cleared[f"_{key}"] = mask
+            cleared[f"_{key}"] = mask.copy()  # a vector env may use one mask for several keys
     return cleared
 
 
