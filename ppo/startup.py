@@ -22,8 +22,9 @@ def load_tensorflow() -> None:
     if "tensorflow" in sys.modules:
         return
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    # One thread for each chain of an update. More would only pass operations between them.
-    os.environ.setdefault("TF_NUM_INTEROP_THREADS", str(min(2, vecenv.available_cores())))
+    # One thread for each chain of an update. More would only pass operations between them. With a single thread, an env
+    # that calls a graph function in this process would wait forever for the thread that steps it.
+    os.environ.setdefault("TF_NUM_INTEROP_THREADS", "2")
     # TensorFlow's default ignores the CPU quota of a container.
     os.environ.setdefault("TF_NUM_INTRAOP_THREADS", str(vecenv.available_cores()))
     # TensorFlow writes messages about its build and about missing GPUs to the stderr descriptor, before it reads any

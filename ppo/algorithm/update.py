@@ -41,7 +41,10 @@ number of chains.
 """
 
 TOTALS = ("gradient_steps", *METRICS, "kl")
-"""What a chain returns: sums over its gradient steps, and the KL of the update. What only the other computes is 0."""
+"""What a chain returns: sums over its gradient steps, and the KL of the update. What only the other computes is 0.
+
+For `grad_norm`, it is the sum of the squared norms.
+"""
 
 
 class Batch(NamedTuple):

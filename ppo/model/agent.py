@@ -360,7 +360,10 @@ class Agent(tf.Module):
             self.log_std.assign(tf.maximum(self.log_std, minimum))
 
     def inward(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the gradients of `learned`, with 0 where a log std is below its minimum and would fall further."""
+        """Returns the gradients of the first of `learned_groups`, whose last variable is the log std if there is one.
+
+        They are 0 where a log std is below its minimum and would fall further.
+        """
         if self.log_std is None:
             return list(gradients)
         *others, gradient = gradients

@@ -52,7 +52,9 @@ class CustomNetwork(tf.Module):
         returned = _function(name)(self._nested(observations.specs), num_outputs, seed)
         networks = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned,)
         if not all(map(callable, networks)):
-            raise ConfigError(f"--network {name} returned {returned!r}, which cannot be called")
+            raise ConfigError(
+                f"--network {name} returned {returned!r}, which cannot be called: return a network, or a tuple of two"
+            )
 
         # This applies AutoGraph without a graph function. The gradient of a nested graph function receives constants,
         # such as the axis of a concatenation, as outputs of that function. To know them, XLA takes all inputs of the
@@ -62,21 +64,12 @@ class CustomNetwork(tf.Module):
         self.shares_layers = len(networks) == 1
         example = {key: tf.zeros([2, *spec.shape[1:]], spec.dtype) for key, spec in observations.specs.items()}
         traced = graph_function(self._both)
-        _check_shapes(name, traced(self._nested(example)), num_outputs)
+        self._check_shapes(name, traced(self._nested(example)), num_outputs)
         self.can_compile = not _calls_functions(traced.get_concrete_function(self._nested(example)).graph)
         # A Keras variable holds the TensorFlow variable that gradients and checkpoints need.
         self._all = [_variable(variable) for network in networks for variable in getattr(network, "variables", ())]
         trained = [[_variable(v) for v in getattr(network, "trainable_variables", ())] for network in networks]
         self._trained, self._of_values = [*itertools.chain(*trained)], trained[-1]
-        used = [
-            {id(_variable(v)) for kind in ("variables", "trainable_variables") for v in getattr(network, kind, ())}
-            for network in networks
-        ]
-        if not self.shares_layers and set.intersection(*used):
-            raise ConfigError(
-                f"--network {name} returned two networks that have variables in common: return one network that "
-                "computes both outputs and values"
-            )
         if wrong := [variable.name for variable in self._trained if variable.dtype != tf.float32]:
             raise ConfigError(f"--network {name} has variables that are not float32: {wrong}")
         if not all(trained):
@@ -84,14 +77,20 @@ class CustomNetwork(tf.Module):
                 f"--network {name} returned {returned!r}, which has no trainable_variables: return a "
                 "tf.Module or a Keras model"
             )
-        with tf.GradientTape(persistent=True) as tape:
-            heads = self._both(self._nested(example))
-            totals = [tf.add_n([tf.reduce_sum(head) for head in heads])] if self.shares_layers else list(heads)
-        pairs = [
-            pair
-            for total, variables in zip(totals, trained, strict=True)
-            for pair in zip(variables, tape.gradient(total, variables), strict=True)
-        ]
+        pairs: list[tuple[tf.Variable, Any]] = []
+        used: list[set[int]] = []  # also variables that a network reads but does not declare
+        for network, call, variables in zip(networks, self._calls, trained, strict=True):
+            with tf.GradientTape() as tape:
+                heads = tf.nest.flatten(call(self._nested(example)))
+                total = tf.add_n([tf.reduce_sum(tf.cast(head, tf.float32)) for head in heads])
+            declared = [_variable(variable) for variable in getattr(network, "variables", ())]
+            used.append({id(variable) for variable in (*tape.watched_variables(), *declared, *variables)})
+            pairs += zip(variables, tape.gradient(total, variables), strict=True)
+        if not self.shares_layers and set.intersection(*used):
+            raise ConfigError(
+                f"--network {name} returned two networks that have variables in common: return one network that "
+                "computes both outputs and values"
+            )
         if unused := [variable.name for variable, gradient in pairs if gradient is None]:
             raise ConfigError(
                 f"--network {name} has variables that do not affect what their network returns, {unused}: remove them, "
@@ -107,6 +106,20 @@ class CustomNetwork(tf.Module):
     def value_variables(self) -> tuple[tf.Variable, ...]:
         """The value function's variables; empty if one network computes both outputs and values."""
         return () if self.shares_layers else tuple(self._of_values)
+
+    def _check_shapes(self, name: str, returned: Any, num_outputs: int) -> None:
+        pair = isinstance(returned, (tuple, list)) and len(returned) == 2 and all(map(tf.is_tensor, returned))
+        shapes = [tuple(part.shape) for part in returned] if pair else str(returned)
+        if shapes not in ([(2, num_outputs), (2,)], [(2, num_outputs), (2, 1)]):
+            contract = (
+                "must return (outputs, values)"
+                if self.shares_layers
+                else "returned two networks: the first must return outputs and the second values,"
+            )
+            raise ConfigError(
+                f"--network {name} {contract} of shapes (B, {num_outputs}) and (B,). With B = 2, "
+                f"the shapes are {shapes}"
+            )
 
     def _both(self, nested: Any) -> tuple[Any, Any]:
         """Returns the outputs and the values as the wrapped networks return them."""
@@ -153,16 +166,6 @@ def _function(name: str) -> Callable:
             f"--network {name} cannot be imported: {error}. Write it as module:function, with a module that can be "
             "imported from the current folder."
         ) from error
-
-
-def _check_shapes(name: str, returned: Any, num_outputs: int) -> None:
-    pair = isinstance(returned, (tuple, list)) and len(returned) == 2 and all(map(tf.is_tensor, returned))
-    shapes = [tuple(part.shape) for part in returned] if pair else str(returned)
-    if shapes not in ([(2, num_outputs), (2,)], [(2, num_outputs), (2, 1)]):
-        raise ConfigError(
-            f"--network {name} must return (outputs, values) of shapes (B, {num_outputs}) and (B,). With B = 2, "
-            f"it returned {shapes}"
-        )
 
 
 def _calls_functions(graph: Any) -> bool:

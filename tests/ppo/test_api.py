@@ -542,6 +542,35 @@ def test_tensorflow_is_imported_without_keras_which_networks_can_still_use():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+def test_an_env_in_this_process_may_ask_a_policy_on_a_single_core(tmp_path):
+    env = make_cartpole()
+    opponent = untrained_run(tmp_path / "opponent", env.observation_space, env.action_space).path
+    code = f"""
+import os
+os.sched_setaffinity(0, {{min(os.sched_getaffinity(0))}})
+import gymnasium as gym, ppo
+
+class AgainstAPolicy(gym.Wrapper):
+    def __init__(self):
+        super().__init__(gym.make("CartPole-v1", max_episode_steps=20))
+        self.opponent = ppo.load_policy({str(opponent)!r})
+
+    def reset(self, **kwargs):
+        self.observation, info = self.env.reset(**kwargs)
+        return self.observation, info
+
+    def step(self, action):
+        self.opponent(self.observation)
+        self.observation, *rest = self.env.step(action)
+        return self.observation, *rest
+
+config = ppo.Config(num_envs=2, num_steps=32, minibatch_size=32, num_workers=0, total_steps=192, eval_episodes=1)
+ppo.train(config, [AgainstAPolicy] * 2, logdir={str(tmp_path / "run")!r}, progress=False)
+"""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("TF_NUM_")}
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=90, env=environment)
+
+
 def test_the_reference_documents_only_names_that_ppo_exports():
     page = (Path(__file__).parents[2] / "docs" / "api-ppo.md").read_text()
     assert set(re.findall(r"^::: ppo\.(.+)$", page, flags=re.MULTILINE)) == set(ppo.__all__)

@@ -242,6 +242,14 @@ def two_networks(inputs, num_outputs, seed):
     )
 
 
+def value_function_first(inputs, num_outputs, seed):
+    return two_networks(inputs, num_outputs, seed)[::-1]
+
+
+def list_of_networks(inputs, num_outputs, seed):
+    return list(two_networks(inputs, num_outputs, seed))
+
+
 def networks_with_a_common_layer(inputs, num_outputs, seed):
     import keras
 
@@ -249,6 +257,39 @@ def networks_with_a_common_layer(inputs, num_outputs, seed):
     return tuple(
         keras.Sequential([keras.Input(inputs.shape[1:]), hidden, keras.layers.Dense(size)]) for size in (num_outputs, 1)
     )
+
+
+def policy_that_reads_the_value_function(inputs, num_outputs, seed):
+    """Returns a policy that reads a variable of the other network without declaring it."""
+    policy, value = tf.Module(), tf.Module()
+    value.weight = tf.Variable(tf.ones([inputs.shape[1], 1]))
+    policy.weight = tf.Variable(tf.ones([1, num_outputs]))
+
+    class Policy(tf.Module):
+        trainable_variables = (policy.weight,)
+
+        def __call__(self, x):
+            return tf.stop_gradient(x @ value.weight) @ policy.weight
+
+    class Value(tf.Module):
+        trainable_variables = (value.weight,)
+
+        def __call__(self, x):
+            return x @ value.weight
+
+    return Policy(), Value()
+
+
+def outputs_of_two_dtypes(inputs, num_outputs, seed):
+    """Returns a network whose values are float32 and whose outputs are not."""
+    network = module_network(inputs, num_outputs, seed)
+
+    def call(x):
+        outputs, values = network(x)
+        return tf.cast(outputs, tf.bfloat16), values
+
+    call.trainable_variables = network.trainable_variables
+    return call
 
 
 def kept_network(inputs, num_outputs, seed, kept=[]):  # noqa: B006
@@ -356,6 +397,12 @@ def wrong_shape(inputs, num_outputs, seed):
         ("nowhere", "cannot be imported"),
         ("returns_nothing", "cannot be called"),
         ("networks_with_a_common_layer", "two networks that have variables in common"),
+        ("policy_that_reads_the_value_function", "two networks that have variables in common"),
+        (
+            "value_function_first",
+            r"two networks: the first must return outputs .* the shapes are \[\(2, 1\), \(2, 2\)\]",
+        ),
+        ("list_of_networks", "cannot be called: return a network, or a tuple of two"),
         ("unused_variable", "variables that do not affect what their network returns, .'forgotten"),
         ("wrong_shape", r"must return \(outputs, values\) of shapes \(B, 2\)"),
     ],
@@ -365,3 +412,8 @@ def test_the_error_for_an_unsuitable_network_says_what_is_required(network, mess
         agent_of(network)
     with pytest.raises(ConfigError, match="cannot be combined"):
         dataclasses.replace(Config(network="a:b"), recurrent="gru", minibatch_size=64)
+
+
+def test_a_network_may_return_outputs_and_values_of_different_dtypes():
+    predicted = agent_of("outputs_of_two_dtypes").step(np.ones((4, 3), np.float32), np.zeros((4, 0), np.float32))
+    assert predicted.outputs.dtype == predicted.values.dtype == tf.float32

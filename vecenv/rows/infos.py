@@ -308,7 +308,10 @@ def _same_type(one: Any, other: Any) -> bool:
 
 
 def mask_infos(infos: dict[str, Any], mask: np.ndarray, merged: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Adds the infos of the envs in this mask, an array `[N, ...]` under each key, to `merged`, and returns it."""
+    """Adds the infos of the envs in this mask, an array `[N, ...]` under each key, to `merged`, and returns it.
+
+    A mask of all envs adds the arrays themselves, so another call with the same `merged` would write to them.
+    """
     merged = {} if merged is None else merged
     count = np.count_nonzero(mask)
     for key, values in infos.items() if count else ():
