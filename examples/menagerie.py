@@ -1,4 +1,4 @@
-"""Fits a model of a robot, such as Go1 or Go2 of MuJoCo Menagerie, to the task in quadruped.py.
+"""Adapts a robot model, such as Go1 or Go2 from MuJoCo Menagerie, to the task in quadruped.py.
 
 Train it:  python -m ppo train --config quadruped --env-kwargs xml_file=PATH --logdir runs
 """

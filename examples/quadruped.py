@@ -64,7 +64,7 @@ class Quadruped(MujocoVectorEnv):
         if model.nu != 12 or servos != 12:
             raise ValueError(
                 f"the model has {servos} position actuators among its {model.nu} actuators, but {type(self).__name__} "
-                "needs 12 position actuators: kp=60 replaces the actuators by them"
+                "needs 12 position actuators: set kp=60 to replace the actuators"
             )
         self.weights = {**WEIGHTS, **(reward_weights or {})}
         if unknown := self.weights.keys() - WEIGHTS:
@@ -175,8 +175,8 @@ KEYS = {265: (0, 0.25), 264: (0, -0.25), 263: (2, 0.25), 262: (2, -0.25), 44: (1
 
 
 def steer(policy, **kwargs):
-    """Shows the policy in MuJoCo's viewer. The arrows change the forward velocity and the yaw rate, `,` and `.` the
-    velocity to the left, and any other key stops the robot."""
+    """Shows the policy in MuJoCo's viewer. The arrows change the forward velocity and the yaw rate, `,` and `.` change
+    the velocity to the left, and any other key stops the robot."""
     import mujoco.viewer
 
     envs, wanted = Quadruped(1, **{**kwargs, "randomized": False}), np.zeros(3)

@@ -1,4 +1,4 @@
-r"""The quadruped on rough ground. The level of an env rises when its robot succeeds, and falls when the robot does.
+r"""The quadruped on rough ground. The level of an env rises when its robot succeeds and drops when the robot falls.
 
 Train it:  python -m ppo train --config quadruped --env examples.rough:RoughQuadruped-v0 --eval-env-kwargs level=4 \
     --info-metrics level error/velocity error/yaw --logdir runs

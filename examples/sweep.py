@@ -3,9 +3,9 @@
     python -m examples.sweep --trials 20 --config cartpole --logdir runs
     python -m examples.sweep --trials 20 --env Hopper-v5 --num-envs 32 --total-steps 300000
 
-It takes the settings of `ppo train` as flags; for custom envs, call `search(config, make_env)`. `settings` chooses what
-to search. Each trial is a complete run with its own run folder, so `ppo plot`, `ppo evaluate` and TensorBoard work on
-it.
+It takes the settings of `ppo train` as flags; for custom envs, call `search(config, make_env)`. The function
+`settings` defines the search space. Each trial is a complete run with its own run folder, so `ppo plot`, `ppo evaluate`
+and TensorBoard work on it.
 """
 
 from __future__ import annotations

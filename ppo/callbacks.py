@@ -37,7 +37,7 @@ class Callback:
         config: The settings of the run.
         policies: From `on_start` on: the policies that are being trained, by the name of their group of agents, with
             their current weights. The policy of envs with one agent is "".
-        policy: The only one of `policies`, if there is only one. Call it with observations, see `ppo.Policy`.
+        policy: The policy in `policies`, if there is exactly one. Call it with observations; see `ppo.Policy`.
     """
 
     config: Config
@@ -119,7 +119,7 @@ class Callbacks(Callback):
 
     @property
     def reason(self) -> str | None:
-        """Why a callback wants to finish the run, see `stop`. None if none does."""
+        """Why a callback wants to finish the run; see `stop`. None if none does."""
         return next((vars(one)["_reason"] for one in self._callbacks if "_reason" in vars(one)), None)
 
     @property

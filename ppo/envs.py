@@ -76,7 +76,7 @@ def naming(config: Config, source: EnvSource, name: str | None = None) -> Config
     """
     if source is None or config.is_multi_agent or (":" not in config.env and config.env not in gym.registry):
         return config
-    function = getattr(source[0] if isinstance(source, Sequence) else source, "__name__", "")
+    function = getattr(source[0] if isinstance(source, Sequence) and source else source, "__name__", "")
     return dataclasses.replace(config, env=name or (function if function.isidentifier() else "given"))
 
 

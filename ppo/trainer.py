@@ -57,7 +57,7 @@ def run_training(
         resume: Whether to continue from the newest checkpoint.
         origin: The run from which a new run takes its initial networks and normalizers.
         ranks: The ranks of the run. Rank 0 evaluates, reports and saves; the run folders of the other ranks are
-            temporary, see `ppo.run.ranks`.
+            temporary; see `ppo.run.ranks`.
 
     Raises:
         RankLost: If another rank has ended or does not answer.
@@ -367,7 +367,7 @@ class Trainer:
         return self.evaluation
 
     def save(self, *, periodic: bool = False, alone: bool = False) -> None:
-        """Writes a checkpoint unless nothing has changed since the last one, see `Saver.save`.
+        """Writes a checkpoint unless nothing has changed since the last one; see `Saver.save`.
 
         Args:
             periodic: Whether training continues afterwards.

@@ -48,7 +48,7 @@ class VectorGame(AtariVectorEnv):
         self._lives = np.zeros(self.num_envs, np.int32)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
-        """Returns observations `uint8[N, stack_num, H, W]` and infos. `seed` may also be a list, see `Batched`."""
+        """Returns observations `uint8[N, stack_num, H, W]` and infos. `seed` may also be a list; see `Batched`."""
         if isinstance(seed, (list, tuple)):
             mask = (options or {}).get("reset_mask", np.ones(self.num_envs, np.bool_))
             chosen = [one for one, is_reset in zip(seed, mask, strict=True) if is_reset]

@@ -14,7 +14,7 @@ class Batched:
     """Stands for `num_envs` env functions when one function builds many envs at once.
 
     Pass it to `AsyncVectorEnv` or `SyncVectorEnv` instead of a list of functions. Each worker builds one vector env
-    for its run of envs, steps it in one call, and writes the results to the memory of its rows.
+    for its range of envs, steps it in one call, and writes the results to the memory of its rows.
 
     The vector env must
     - accept `seed=None` in `reset`, and a list that holds one seed or None for each env;

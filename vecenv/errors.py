@@ -21,8 +21,7 @@ class EnvError(VecEnvError):
     """An env raised an exception inside a worker; the message holds the worker's traceback.
 
     The exception is also an instance of the env's own exception type wherever Python allows it, so `except ValueError`
-    written for a single env keeps working. Only StopIteration, which would end a loop of the caller, is just an
-    EnvError.
+    written for a single env keeps working. StopIteration would end the caller's loop, so it becomes a plain EnvError.
     """
 
 

@@ -69,9 +69,9 @@ def make(
     """Returns a vector env of `num_envs` copies of an env.
 
     `vecenv.mujoco` steps Gymnasium's v5 MuJoCo tasks in C++ and returns the same values, bit for bit. If another
-    package registers an id with a `vector_entry_point` that supports all arguments, it builds the vector env, as in
-    `gymnasium.make_vec`. For any other id, `make` builds single envs, even if Gymnasium registers the id with a
-    `vector_entry_point`. The logger "vecenv" reports which form was chosen and why.
+    package registers an id with a `vector_entry_point` that supports all arguments, that entry point builds the
+    vector env, as in `gymnasium.make_vec`. For any other id, `make` builds single envs, even if Gymnasium registers the
+    id with a `vector_entry_point`. The logger "vecenv" reports which form was chosen and why.
 
     Args:
         env_id: An id, "module:id", or a spec, as for `gymnasium.make`; or "module:name" for a class or function that is

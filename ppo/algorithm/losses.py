@@ -96,7 +96,7 @@ def kl_penalized_surrogate(
         ratio: exp(log_prob - old_log_prob) of the actions, float32[B].
         advantages: A, float32[B].
         kl: KL(old || new) in nats, averaged over the minibatch, a scalar.
-        penalty: Weight of the KL term, see `adapted_penalty`.
+        penalty: Weight of the KL term; see `adapted_penalty`.
         kl_target: Target for the KL of a whole update, in nats.
         weights: See `mean`.
     """

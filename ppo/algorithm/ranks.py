@@ -191,8 +191,8 @@ class Cluster(Ranks):
         """Tells the other ranks that a rank is lost, and returns the error."""
         if self.number == 0:
             for peer, connection in self._peers.items():
-                with suppress(OSError):
-                    if peer != rank:
+                if peer != rank:
+                    with suppress(OSError), self._sending[peer]:
                         connection.sendall(_LENGTH.pack(_LOST - rank))
         return RankLost(
             f"rank {rank} of {self.count} ({self._addresses[rank]}) has ended or does not answer, so rank "

@@ -5,7 +5,7 @@ neither chain depends on the other, so TensorFlow runs both concurrently.
 
 XLA compiles the whole update if there is one chain, and each chain if there are two. It compiles nothing for a policy
 that sees images, because TensorFlow's convolutions are faster than XLA's on CPUs, or for a custom network that calls
-graph functions, see `CustomNetwork.can_compile`.
+graph functions; see `CustomNetwork.can_compile`.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class Learner(tf.Module):
         Args:
             collected: A rollout of the current policy.
             learning_rate: Scheduled learning rate, a float32 scalar; ignored by the schedule "kl_adaptive".
-            order: Samples of each minibatch, `int32[epochs * minibatches, B]`, see `shuffled`.
+            order: Samples of each minibatch, `int32[epochs * minibatches, B]`; see `shuffled`.
         """
         config, predicted = self._config, collected.predictions
         rate = self._effective_rate(learning_rate)

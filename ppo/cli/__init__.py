@@ -37,7 +37,7 @@ class RunArguments:
     """The run folder."""
 
     checkpoint: str = "latest"
-    """"latest"; "best": of the highest mean return of an evaluation; or the env-steps of a checkpoint that is kept."""
+    """"latest"; "best": the one with the highest evaluation mean return; or the env-steps of a stored checkpoint."""
 
     trust_modules: bool = False
     """Import the modules that the run names. This executes their code, so use it only for runs that you trust."""

@@ -21,8 +21,8 @@ class Arguments(commands.RunArguments):
     """
 
     format: Literal["savedmodel", "tflite", "onnx"] = "savedmodel"
-    """"savedmodel": a SavedModel folder for TensorFlow. "tflite": a file for LiteRT on phones and microcontrollers.
-    "onnx": a file for ONNX Runtime and other runtimes on robots."""
+    """"savedmodel": a SavedModel folder for TensorFlow. "tflite": a file for LiteRT on phones and single-board
+    computers. "onnx": a file for ONNX Runtime and other runtimes on robots."""
 
     group: str | None = None
     """The group of agents whose policy to export, if the run has several policies."""

@@ -34,8 +34,8 @@ class Arguments:
     """Folder for METRIC-env_steps and METRIC-hours, each as .png and .svg. Existing files are replaced."""
 
     metric: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """Plot this metric of metrics.jsonl, such as kl, entropy, value_loss or action_std. Can be repeated. By default,
-    plots the return of the deterministic and the sampled policy, which is also called "return"."""
+    """Plot this metric of metrics.jsonl, such as kl, entropy, value_loss or action_std. Can be repeated. Default:
+    "return", the returns of the deterministic and the sampled policy."""
 
 
 def command(argv: Sequence[str] | None = None) -> int:

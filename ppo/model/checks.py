@@ -27,7 +27,7 @@ def check_rollout(
     Args:
         rollout: NumPy arrays `[T, N, ...]`.
         observed: The conversion of the observations.
-        groups: Ranges of mask entries, see `Distribution.mask_groups`.
+        groups: Ranges of mask entries; see `Distribution.mask_groups`.
         name: The rollout's name in the error message.
         members: Names of the K agents of an env, in the order of its K rows; empty if each row is an env.
 
@@ -60,7 +60,7 @@ def check_mask(mask: np.ndarray, groups: Sequence[slice], name: str) -> None:
 
     Args:
         mask: `bool[T, N, M]`.
-        groups: Ranges of mask entries, see `Distribution.mask_groups`.
+        groups: Ranges of mask entries; see `Distribution.mask_groups`.
         name: Name of the T steps in the error message.
 
     Raises:

@@ -80,7 +80,7 @@ class Observations(tf.Module):
         normalize: Whether to normalize Box leaves.
         normalize_images: Whether this includes images that are not small.
         cnn: `Config.cnn`, which decides which leaves are images; "nature" for a custom network.
-        critic_keys: Keys of the leaves that only the value function reads, see `critic_paths`.
+        critic_keys: Keys of the leaves that only the value function reads; see `critic_paths`.
 
     Attributes:
         space: Space of one observation.

@@ -29,7 +29,7 @@ from vecenv.spaces import leaves
 if TYPE_CHECKING:
     from vecenv.adapters.pettingzoo import ParallelVectorEnv
 
-MIN_LIMIT = 10_000  # least number of steps after which an evaluation cuts an episode off, see `limit_of`
+MIN_LIMIT = 10_000  # least number of steps after which an evaluation cuts an episode off; see `limit_of`
 ATTEMPTS = 3  # how often an evaluation is played if the death of a worker cuts its episodes off
 
 
@@ -93,7 +93,7 @@ class Players:
     Attributes:
         agents: The policy of each team. The only team of envs with one agent is "".
         config: The settings, for the envs, the seed, the kind of actions and the timeout.
-        limit: Number of steps after which an episode is cut off, see `limit_of`.
+        limit: Number of steps after which an episode is cut off; see `limit_of`.
         warn: Called with the number of episodes that were cut off, if there are any.
         tally: Counts the episodes and steps, for a display.
     """
@@ -148,8 +148,8 @@ def play(
             side.returns = np.where(over[:, None], 0.0, side.returns)
     if unfinished:
         players.warn(
-            f"{unfinished} of {episodes} episodes did not end: an env whose episode reaches {limit:,} steps plays no "
-            "further, and the episode counts with its return up to then. Give the env a time limit: max_episode_steps "
+            f"{unfinished} of {episodes} episodes did not end: an env whose episode reaches {limit:,} steps is "
+            "stopped, and the episode counts with its return so far. Give the env a time limit: max_episode_steps "
             "when it is registered, or --env-kwargs max_episode_steps=N."
         )
     totals, lengths, of_infos, returns = zip(*(episode for of_env in played for episode in of_env), strict=True)
@@ -175,7 +175,7 @@ def limit_of(longest: float | None) -> int:
 
 
 def evaluate(players: Players, source: EnvSource, episodes: int) -> Evaluation:
-    """Plays episodes in new envs of a source, see `ppo.train`. Functions take turns. Each plays at least one episode.
+    """Plays episodes in new envs of a source; see `ppo.train`. Functions take turns. Each plays at least one episode.
 
     Raises ConfigError if the policies cannot play in the envs, and WorkerDied if a worker died in each attempt.
     """

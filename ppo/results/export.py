@@ -52,7 +52,7 @@ class _Served(tf.Module):
         paths, action_paths: Path of each leaf, by the name of its input or output.
         next_state: Name of the output with the next state. ONNX forbids that an output has the name of an input.
         rounded: Names of the inputs that are rounded to float32 before they are normalized.
-        metadata: JSON with the names, see `export`.
+        metadata: JSON with the names; see `export`.
     """
 
     def __init__(self, agent: Agent, format: Format):

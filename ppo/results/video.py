@@ -71,8 +71,8 @@ class VideoOptions:
     are scaled to fit. None: the environment's size."""
 
     frame_skip: int | None = None
-    """Render every n-th step. The video plays at the speed of the environment. None: the least number for at most 30
-    frames per second."""
+    """Render every n-th step. The video plays at the speed of the environment. None: the smallest n that gives at
+    most 30 frames per second."""
 
     seconds: float | None = None
     """Maximum length of a video. The episode still counts as a whole. None: whole episodes."""

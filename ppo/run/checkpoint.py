@@ -59,7 +59,7 @@ class Checkpoints:
             step: Env-steps so far, which are part of the checkpoint's name.
             progress: JSON values to store with the tensors.
             env_states: States of the envs, as `vecenv.state.dumps` returns them, if any.
-            actions: Actions of the policy, see `recorded_actions`, if any.
+            actions: Actions of the policy; see `recorded_actions`, if any.
             best: Whether to replace the checkpoint `best`. The other checkpoints are then unchanged.
         """
         final = self._folder / (BEST if best else f"step_{step:012d}")
@@ -77,8 +77,9 @@ class Checkpoints:
                 np.savez_compressed(part / ACTIONS, allow_pickle=False, **actions)
             for file in part.iterdir():
                 sync(file)
-            replaced = part.with_suffix(".old")
+            replaced = self._folder / f"old_{final.name}"
             if final.exists():  # an earlier best, or a checkpoint that is damaged or lacks the states of the envs
+                shutil.rmtree(replaced, ignore_errors=True)
                 os.rename(final, replaced)
             os.rename(part, final)
             sync(self._folder)
@@ -167,8 +168,9 @@ def chosen(folder: Path, which: str | int) -> list[Path]:
     if which == LATEST:
         raise RunError(f"{folder} holds no checkpoint: the run ended before its first one. Start a new run.")
     named = {path.name.removeprefix("step_").lstrip("0") or "0": path for path in found}
-    if (folder / BEST).is_dir():
-        named[BEST] = folder / BEST
+    for best in (folder / f"old_{BEST}", folder / BEST):  # a process killed while it replaced `best` leaves the old one
+        if best.is_dir():
+            named[BEST] = best
     if str(which) not in named:
         raise RunError(
             f"{folder} holds no checkpoint {which}: choose one of {', '.join([LATEST, *named])}. The first evaluation "

@@ -34,7 +34,7 @@ def modules_of(config: Config, *, env: bool = True) -> dict[str, str]:
 
 
 def config_to_load(run: Run, *, env: bool = True) -> Config:
-    """Returns the settings of a run whose modules may be imported, see `modules_of`. Imports nothing itself.
+    """Returns the settings of a run whose modules may be imported; see `modules_of`. Imports nothing itself.
 
     Raises RunError if the run names a module and the user does not trust it, or if a module is in the run folder or in
     the folder that contains it.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 TF_CONFIG = "TF_CONFIG"
 COPIES = "PPO_COPIES"  # variable with the folder in which `copy_folder` creates folders; the launcher removes it
-TIMEOUT_S = 30.0  # after which a silent rank is lost, see `Cluster`
+TIMEOUT_S = 30.0  # after which a silent rank is lost; see `Cluster`
 START_S = 300.0  # that a rank waits for the other ranks to start
 SLURM_PORTS = range(16384, 32768)  # of rank 0 in Slurm jobs; below the ports that Linux gives to outgoing connections
 

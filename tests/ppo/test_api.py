@@ -152,6 +152,8 @@ def test_the_errors_for_unsuitable_envs_say_what_to_do(tmp_path):
             ppo.train(CONFIG, two, logdir=tmp_path)
     with pytest.raises(ppo.ConfigError, match="3 functions that make envs, but num_envs is 4"):
         ppo.train(config, [make_cartpole] * 3, logdir=tmp_path)
+    with pytest.raises(ppo.ConfigError, match="0 functions that make envs, but num_envs is 4"):
+        ppo.train(config, [], logdir=tmp_path)
     with pytest.raises(ppo.ConfigError, match="got an empty list instead of functions"):
         ppo.train(config, eval_envs=[], logdir=tmp_path)
     with pytest.raises(ppo.ConfigError, match="vector envs of vecenv"):

@@ -1,5 +1,7 @@
 """Tests of ppo/run/checkpoint.py: a checkpoint is complete or absent, and damage is detected."""
 
+import os
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -49,6 +51,27 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_checkpoint_is_restored(t
         newest.write_bytes({"flip": content, "cut": content[: len(content) // 2], "empty": b""}[damage])
     step, warnings = restored(tmp_path)
     assert step == 1 and len(warnings) == 1 and "step_000000000002: it is damaged" in warnings[0]
+
+
+def test_the_best_checkpoint_survives_a_kill_while_it_is_replaced(tmp_path, monkeypatch):
+    module = Module(0.0)
+    checkpoints = Checkpoints(tmp_path, module=module)
+    checkpoints.save(1, {"step": 1}, best=True)
+    rename = os.rename
+
+    def renamed(source, target):
+        if target == tmp_path / "best":
+            raise KeyboardInterrupt  # nothing is tidied up, as if the process were killed
+        rename(source, target)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, "rename", renamed)
+        checkpoints.save(2, {"step": 2}, best=True)
+    assert number_in(tmp_path, "best", "step") == 1
+    for step in (3, 4):
+        checkpoints.save(step, {"step": step}, best=True)
+    assert number_in(tmp_path, "best", "step") == 4
+    assert [path.name for path in tmp_path.iterdir()] == ["best"]
 
 
 def test_restoring_without_an_intact_checkpoint_is_an_error(tmp_path):

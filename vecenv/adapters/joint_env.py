@@ -27,7 +27,7 @@ except ImportError as error:
     raise ImportError("vecenv.adapters.pettingzoo needs PettingZoo: pip install pettingzoo") from error
 
 Grouping = Mapping[str, Sequence[str]] | str | None
-"""How agents form groups, see `ParallelVectorEnv`."""
+"""How agents form groups; see `ParallelVectorEnv`."""
 
 STATE = "state"
 """A key that this adapter may add to the observation of an agent, besides the mask."""

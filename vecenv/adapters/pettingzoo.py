@@ -227,7 +227,7 @@ class ParallelVectorEnv(VectorEnv):
             supported.
 
     Attributes:
-        joint: The `AsyncVectorEnv` of the M joint envs, see `vecenv.adapters.joint_env.JointEnv`.
+        joint: The `AsyncVectorEnv` of the M joint envs; see `vecenv.adapters.joint_env.JointEnv`.
         num_envs: The number of rows, M * K; with several groups, the sum over the groups.
         groups: The rows of each group, by name.
         agents: The names of all agents.
@@ -360,7 +360,7 @@ class ParallelVectorEnv(VectorEnv):
         return self.joint.render()
 
     def get_state(self) -> list[dict[str, Any]]:
-        """Returns the state of each env, see `AsyncVectorEnv.get_state`. PettingZoo envs must define it themselves."""
+        """Returns the state of each env; see `AsyncVectorEnv.get_state`. PettingZoo envs must define it themselves."""
         return self.joint.get_state()
 
     def set_state(self, states: Sequence[dict[str, Any]]) -> None:

@@ -69,7 +69,7 @@ class MujocoVectorEnv(VectorEnv):
         steps: Steps since the episode of each env began, `int64[N]`.
         init_qpos, init_qvel: The positions and velocities to which simulations are reset, `float64[nq]`, `float64[nv]`.
         model: The `mujoco.MjModel` as it was built. The simulations use a copy; see `Physics.expand` for changes.
-        physics: The simulations, see `Physics`.
+        physics: The simulations; see `Physics`.
         cfrc_ext: External contact forces on the bodies in the last step, `float64[N, nbody, 6]`, if the class sets
             `with_contact_forces`. After a reset they are 0, unless a sensor makes MuJoCo compute them.
         dt: Seconds of simulation per env step.
@@ -95,7 +95,7 @@ class MujocoVectorEnv(VectorEnv):
     """Default of `default_camera_config`. None: the camera of a custom task is its model's "track" or follows it."""
 
     contacts_listed_of: ClassVar[str | None] = None
-    """The model file whose contacts may be listed, see `vecenv.mujoco.contacts`. Subclasses do not inherit it."""
+    """The model file whose contacts may be listed; see `vecenv.mujoco.contacts`. Subclasses do not inherit it."""
 
     saved: ClassVar[tuple[str, ...]] = ()
     """Names of the task's attributes that change during episodes: arrays `[N, ...]`, which `get_state` saves.
@@ -489,7 +489,7 @@ class MujocoVectorEnv(VectorEnv):
             at = int(invalid.reshape(len(ids), -1).any(axis=1).argmax())
             raise InvalidRow(
                 f"the action for env {ids[at]} of this {type(self).__name__} is NaN or infinite: {actions[at]}. "
-                "It stepped no env.",
+                "No env was stepped.",
                 ids[at],
             )
         return actions

@@ -63,7 +63,7 @@ class Batch(mujoco.batch.Batch):  # type: ignore[misc]
         return values
 
     def expand(self, name: str) -> np.ndarray:
-        """Returns a field of MjModel as an array `[N, ...]`, see `Physics.expand`."""
+        """Returns a field of MjModel as an array `[N, ...]`; see `Physics.expand`."""
         if name == "opt.timestep":
             raise ValueError(f"{name} must be equal in all envs, which share `dt`: change it in the model file instead")
         if name in CONTACT_FIELDS and self._contacts_are_listed:
@@ -91,7 +91,7 @@ class Physics:
     Attributes:
         model: The `mujoco.MjModel` of all simulations, as it was built; the batch has a copy.
         batch, varied: The `Batch`, and its `varied`.
-        data: The fields, as `[N, ...]`, and methods that return views of named objects, see `MujocoVectorEnv`.
+        data: The fields, as `[N, ...]`, and methods that return views of named objects; see `MujocoVectorEnv`.
     """
 
     def __init__(

@@ -202,7 +202,7 @@ class BatchRows(Rows):
     def _write_observations(self, at: _BatchSlot, observations: Any, rows: Any) -> None:
         # Owner: this process, these rows of the slot, until it replies to the command in progress.
         if observations is at.observations:
-            return  # the vector env has already written them, see `out` in Batched
+            return  # the vector env has already written them; see `out` in Batched
         for path in self._observed:
             values, column = tree.pick(observations, path), at.views[(layout.OBSERVATION, *path)]
             if np.shape(values) != column.shape:  # numpy would broadcast one row over all rows

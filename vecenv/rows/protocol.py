@@ -1,7 +1,7 @@
 """The data that a vector env and its rows exchange: options, descriptions and step results.
 
 Arrays of a fixed shape are stored in memory. Everything else travels as `StepObjects`: infos, and the values of object
-leaves (Text, Sequence, Graph, OneOf and custom spaces, see `vecenv.spaces.is_fixed`). Most steps of most envs have no
+leaves (Text, Sequence, Graph, OneOf and custom spaces; see `vecenv.spaces.is_fixed`). Most steps of most envs have no
 objects, so nothing is pickled.
 """
 
@@ -21,7 +21,7 @@ from vecenv.spaces import Path
 
 @dataclass(frozen=True)
 class RowsOptions:
-    """Options of a vector env that its rows implement, see `AsyncVectorEnv`."""
+    """Options of a vector env that its rows implement; see `AsyncVectorEnv`."""
 
     autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP
     clip_actions: bool = False

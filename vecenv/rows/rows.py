@@ -172,7 +172,9 @@ class Rows(ABC):
         self.failure = (None if row is None else self.first_env + row, doing)
         who = f"raised by {self._who(row)} during {doing}"
         if isinstance(error, (StopIteration, StopAsyncIteration)):  # it would end a generator or a loop of the caller
-            end = EnvError(f"{who}: {type(error).__name__}, the end of an iterator. Begin again, or end the episode.")
+            end = EnvError(
+                f"{who}: {type(error).__name__}, because an iterator in the env ended. Restart it, or end the episode."
+            )
             raise end from error
         error.add_note(who)
 

@@ -182,7 +182,7 @@ class ProcessPool(Pool):
         return replies
 
     def _replies(self, timeout: float | None) -> list[Any]:
-        """Waits for one reply of each worker, see `finish`."""
+        """Waits for one reply of each worker; see `finish`."""
         deadline = None if timeout is None else Deadline(timeout)
         replies, count = self._replied, len(self.workers)
         while len(replies) < count:

@@ -123,7 +123,7 @@ def start_worker(run: EnvRange, others: Sequence[Worker], *, method: str, daemon
 
 
 def start_frame(build: bytes, next_step: list[int] | None = None) -> bytes:
-    """Returns the frame of START, see `StartCommand` for the arguments."""
+    """Returns the frame of START; see `StartCommand` for the arguments."""
     return encode(Kind.START, payload=StartCommand(launch.environment(), build, next_step))
 
 
@@ -193,7 +193,7 @@ def release(worker: Worker) -> None:
 
 
 def sentinel_of(process: BaseProcess) -> int:
-    """Returns the sentinel of a process, see `Worker.sentinel`. If it is a pidfd, the caller must close it."""
+    """Returns the sentinel of a process; see `Worker.sentinel`. If it is a pidfd, the caller must close it."""
     if hasattr(os, "pidfd_open") and process.pid is not None:
         with contextlib.suppress(OSError):  # not permitted, or the process is already gone
             return os.pidfd_open(process.pid)

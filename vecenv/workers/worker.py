@@ -85,7 +85,7 @@ def run(connection: Connection, inherited: Sequence[Channel], spin: bool) -> Non
 def _end_with_fork_server() -> None:
     """Asks the kernel to kill this process when the fork server ends (Linux only).
 
-    The server ends some time after the parent, see `launch.run_forkserver`. Then only the kernel can end a process that
+    The server ends some time after the parent; see `launch.run_forkserver`. Then only the kernel can end a process that
     is stopped, or whose env holds Python's lock. Without a fork server, the kernel would act at once, when the thread
     that started this process ends. The signal is then SIGCONT, so that a stopped process notices what has happened.
     """
