@@ -33,17 +33,3 @@ def in_order(enabled: bool) -> AbstractContextManager[None]:
     must also be traced in this context, including the functions that they call.
     """
     return context.function_executor_type("SINGLE_THREADED_EXECUTOR") if enabled else nullcontext()
-
-
-def graph_method(**options: Any) -> Callable[[Callable[..., Any]], functools.cached_property[Any]]:
-    """Returns a decorator that gives each object its own `graph_function` of the method.
-
-    Once the method has been called, the object cannot be copied, and only the garbage collector frees it.
-    """
-
-    def decorate(method: Callable[..., Any]) -> functools.cached_property[Any]:
-        prop = functools.cached_property(lambda self: graph_function(method.__get__(self), **options))
-        prop.__doc__ = method.__doc__
-        return prop
-
-    return decorate

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
-from ppo.graphs import graph_method, in_order
+from ppo.graphs import graph_function, in_order
 from ppo.model.agent import HOST, Agent, Predictions
 from ppo.model.recurrent import Sequences, flat
 from vecenv.ingraph import InGraphVectorEnv, Rollout
@@ -74,6 +74,7 @@ class Collector(tf.Module):
     Attributes:
         state: The memory of each policy in the current episodes of all ranks, `float32[total, S]`. Only the rows of
             this rank are up to date.
+        collect_in_graph: The graph function of `collect`.
     """
 
     def __init__(self, envs: InGraphVectorEnv, policies: Sequence[tuple[str, Agent, View]], *, total: int, own: slice):
@@ -89,6 +90,7 @@ class Collector(tf.Module):
                 tf.Variable(actor.initial_state(total * count), trainable=False, name="state")
                 for actor, count in zip(self._actors, agents, strict=True)
             ]
+        self.collect_in_graph = graph_function(self._collect)
 
     def begin(self) -> None:
         """Clears the policies' memories, after a reset of all envs."""
@@ -104,9 +106,7 @@ class Collector(tf.Module):
         with in_order(all(actor.runs_in_order for actor in self._actors)):
             return self.collect_in_graph(seed)
 
-    @graph_method()
-    def collect_in_graph(self, seed: tf.Tensor) -> list[Collected]:
-        """See `collect`."""
+    def _collect(self, seed: tf.Tensor) -> list[Collected]:
         envs, actors = self._envs, self._actors
         with tf.device(HOST):  # otherwise TensorFlow places some operations of each step on an accelerator
             noises = [

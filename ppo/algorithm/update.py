@@ -22,7 +22,7 @@ from ppo.algorithm.optimizer import Adam
 from ppo.algorithm.rollout import Collected, View, ends_of, sequences_of
 from ppo.algorithm.schedules import adapted_penalty, adapted_rate, guarded_rate, learning_rate_at
 from ppo.config import Config
-from ppo.graphs import graph_function, graph_method
+from ppo.graphs import graph_function
 from ppo.model.agent import Agent
 from ppo.model.normalize import RewardNormalizer, Statistics, statistics_of
 from ppo.model.observations import MASK, Inputs
@@ -155,6 +155,9 @@ class Learner(tf.Module):
         rate: The learning rate of the schedule "kl_adaptive". With other schedules and `kl_limit`, the scheduled
             learning rate is multiplied by `rate / config.learning_rate`.
         compiled: Whether `learn` has compiled the update, which takes much longer than an update.
+        observe: Adds a rollout to the statistics of observations and rewards and changes nothing else, a graph
+            function.
+        update: The graph function of `learn`.
     """
 
     def __init__(self, config: Config, agent: Agent, view: View, *, total: int | None = None, own: slice | None = None):
@@ -176,6 +179,7 @@ class Learner(tf.Module):
         self._rounds: list[Any] = [functools.partial(self._round, chain) for chain in chains]
         if compiles and len(chains) > 1:  # XLA would run them one after another if it compiled the whole update
             self._rounds = [graph_function(learn, jit_compile=True) for learn in self._rounds]
+        self.observe = graph_function(self._observe)
         self.update = graph_function(self._update, jit_compile=compiles and len(chains) == 1)
         self.penalty = tf.Variable(1.0, trainable=False, name="kl_penalty")
         self.rate = tf.Variable(config.learning_rate, trainable=False, name="learning_rate")
@@ -186,9 +190,7 @@ class Learner(tf.Module):
         """Whether a normalizer is enabled but has no statistics yet."""
         return self._agent.observations.unseen or self.rewards.unseen
 
-    @graph_method()
-    def observe(self, collected: Collected) -> None:
-        """Adds a rollout to the statistics of observations and rewards. Changes nothing else."""
+    def _observe(self, collected: Collected) -> None:
         self._agent.observations.merge(self._prepare(collected).seen)
 
     def learn(self, collected: Collected, number: int, rank: int | None = None) -> dict[str, float]:

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from ppo.config import Config, ConfigError
-from ppo.graphs import graph_function, graph_method, in_order
+from ppo.graphs import graph_function, in_order
 from ppo.model import distributions
 from ppo.model.checks import check_mask
 from ppo.model.custom import CustomNetwork
@@ -147,6 +147,7 @@ class Agent(tf.Module):
         network: Encodes the inputs one state at a time, computes `features` of the encoded inputs, and `outputs` and
             `values` from the features or, if there is a `core`, from its output.
         state_size: Length S of the recurrent memory of one env; 0 without a recurrent core.
+        become: Copies all variables of another agent with the same spaces and settings, a graph function.
 
     Raises:
         vecenv.UnsupportedSpace: If there is no policy or no network for the spaces.
@@ -181,6 +182,7 @@ class Agent(tf.Module):
         self._act = graph_function(self.mode, input_signature=self.signature)
         seed = tf.TensorSpec([2], tf.int32)
         self._act_sampled = graph_function(self._sample_with_seed, input_signature=[*self.signature, seed])
+        self.become = graph_function(self._become)
 
     @property
     def signature(self) -> list[Any]:
@@ -329,9 +331,7 @@ class Agent(tf.Module):
         """Whether all variables are on the CPU. Acting then copies no weights from an accelerator."""
         return all(tf.DeviceSpec.from_string(v.device).device_type == "CPU" for v in self.variables)
 
-    @graph_method()
-    def become(self, other: Agent) -> None:
-        """Copies all variables of another agent with the same spaces and settings."""
+    def _become(self, other: Agent) -> None:
         for mine, theirs in zip(self.variables, other.variables, strict=True):
             mine.assign(tf.raw_ops.DeepCopy(x=theirs.read_value()))
 
