@@ -152,7 +152,7 @@ def _calls(config: ppo.Config, vector: vecenv.AsyncVectorEnv) -> tuple[dict[str,
 
     def step() -> None:
         for t, batch in enumerate(actions):
-            vector.step_slot(t + 1, vector.put_actions(batch, t + 1))
+            vector.step_slot(t + 1, batch)
 
     @tf.function(autograph=False)
     def graph() -> Any:

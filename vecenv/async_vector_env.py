@@ -190,7 +190,7 @@ class AsyncVectorEnv(PooledVectorEnv):
 
     def step_async(self, actions: Any) -> None:
         """Begins the step whose results `step_wait` returns."""
-        self._begin_step(actions)
+        self._begin_step(actions, self._next_slot())
 
     def step_wait(self, timeout: float | None = None) -> StepResult:
         """Waits at most `timeout` seconds for the envs; returns the result of `step`."""

@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv import spaces as tree
 from vecenv.memory import layout
-from vecenv.rows.infos import join_infos, select_infos, split_infos
+from vecenv.rows.infos import join_infos, select_infos
 from vecenv.rows.protocol import NO_OBJECTS, ObjectLeaves, StepObjects
 from vecenv.spaces import Path
 
@@ -45,7 +45,6 @@ class ResultAssembler:
     """Assembles the results of `reset`, `step` and `recv`.
 
     Attributes:
-        info_lists: Whether infos are a list of one dict per env instead of one dict of arrays.
         object_leaves: The newest value of each env, for each leaf of observations and final observations that has no
             fixed shape and therefore no memory.
     """
@@ -53,7 +52,6 @@ class ResultAssembler:
     def __init__(
         self, space: gym.Space, arrays: Mapping[Path, np.ndarray], *, autoreset_mode: AutoresetMode, copy: bool
     ):
-        self.info_lists = False
         self.object_leaves: dict[Path, list[Any]] = {}
         self._space, self._arrays = space, arrays
         # Looked up once, because every step reads them.
@@ -92,8 +90,8 @@ class ResultAssembler:
             self._update_object_leaves(objects.leaves)
         terminated, truncated = self._terminated[slot].copy(), self._truncated[slot].copy()
         ended: Sequence[int] | np.ndarray = np.flatnonzero(terminated | truncated) if self._same_step else ()
-        infos: Any = {}
-        if self.info_lists or len(ended) or objects is not NO_OBJECTS:
+        infos = {}
+        if len(ended) or objects is not NO_OBJECTS:
             infos = self._infos(slot, objects, ended)
         return self._returned_observations(slot), self._rewards[slot].copy(), terminated, truncated, infos
 
@@ -110,7 +108,7 @@ class ResultAssembler:
 
         self._update_object_leaves(objects.leaves)
         terminated, truncated = self._terminated[slot, ids], self._truncated[slot, ids]
-        infos = self._batched_infos(slot, objects, ids[terminated | truncated] if self._same_step else ())
+        infos = self._infos(slot, objects, ids[terminated | truncated] if self._same_step else ())
         observations = tree.nest(self._space, leaf)
         infos = select_infos(infos, ids)
         return PartialBatch(observations, self._rewards[slot, ids], terminated, truncated, infos, ids)
@@ -138,11 +136,7 @@ class ResultAssembler:
         arrays = self._arrays
         return tree.nest(self._space, lambda path: arrays[(layout.OBSERVATION, *path)][slot].copy())
 
-    def _infos(self, slot: int, objects: StepObjects, ended: Sequence[int] | np.ndarray) -> Any:
-        infos = self._batched_infos(slot, objects, ended)
-        return split_infos(infos, self._num_envs) if self.info_lists else infos
-
-    def _batched_infos(self, slot: int, objects: StepObjects, ended: Sequence[int] | np.ndarray) -> dict[str, Any]:
+    def _infos(self, slot: int, objects: StepObjects, ended: Sequence[int] | np.ndarray) -> dict[str, Any]:
         """Returns the infos of all envs, with final observations for the envs in `ended`."""
         # Owner: these arrays belong to the caller.
         infos = join_infos(objects.infos, self._num_envs) if objects.infos else {}

@@ -136,15 +136,6 @@ class PooledVectorEnv(VectorEnv):
             self.single_observation_space, self.arrays, autoreset_mode=self.autoreset_mode, copy=self.copy
         )
 
-    @property
-    def info_lists(self) -> bool:
-        """Whether `reset` and `step` return infos as a list of one dict per env. May be set."""
-        return self._results.info_lists
-
-    @info_lists.setter
-    def info_lists(self, value: bool) -> None:
-        self._results.info_lists = value
-
     def reset(self, *, seed: Seeds = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Resets every env, or the envs in `options["reset_mask"]`; returns observations and infos."""
         self._assert_idle("reset")
@@ -153,19 +144,15 @@ class PooledVectorEnv(VectorEnv):
 
     def step(self, actions: Any) -> StepResult:
         """Steps every env; returns observations, float64 rewards[N], bool terminated[N] and truncated[N], infos."""
-        # This does not call `_begin_step`: each call matters for cheap envs.
-        if self._state is not _IDLE:
-            self._assert_idle("step")
-        slot = (self._slot + 1) % self.num_slots
-        unfit = self.put_actions(actions, slot)
-        self._begin(_KIND_STEP, slot, None if unfit is None else self._split(unfit), _STEP)
+        self._begin_step(actions, self._next_slot())
         return self._finish_with(self._results.after_step, None)
 
-    def _begin_step(self, actions: Any) -> None:
+    def _begin_step(self, actions: Any, slot: int) -> None:
         if self._state is not _IDLE:
             self._assert_idle("step")
-        slot = (self._slot + 1) % self.num_slots
-        unfit = self.put_actions(actions, slot)
+        if self._autoreset_disabled:
+            self._assert_not_over(range(self.num_envs))
+        unfit = self._actions.put(actions, slot)
         self._begin(_KIND_STEP, slot, None if unfit is None else self._split(unfit), _STEP)
 
     def _finish_with(self, assemble: Callable[[int, StepObjects], Result], timeout: float | None) -> Result:
@@ -182,15 +169,13 @@ class PooledVectorEnv(VectorEnv):
         self._state = _IDLE
         return result
 
-    def reset_slot(
-        self, slot: int, *, seed: Seeds = None, options: dict[str, Any] | None = None, timeout: float | None = None
-    ) -> StepObjects:
-        """Resets the envs as `reset` does and writes the batch to `slot`; returns the objects not stored in memory.
+    def reset_slot(self, slot: int, *, seed: Seeds = None, timeout: float | None = None) -> StepObjects:
+        """Resets all envs as `reset` does and writes the batch to `slot`; returns the objects not stored in memory.
 
         Waits at most `timeout` seconds for worker processes.
         """
         self._assert_idle("reset")
-        self._begin_reset(slot, seed, options)
+        self._begin_reset(slot, seed, None)
         return self._finish_with(lambda _, objects: objects, timeout)
 
     def _begin_reset(self, slot: int, seed: Seeds, options: dict[str, Any] | None) -> None:
@@ -207,14 +192,12 @@ class PooledVectorEnv(VectorEnv):
         ]
         self._begin(Kind.RESET, slot, commands, State.RESET)
 
-    def step_slot(self, slot: int, actions: Any = None, *, timeout: float | None = None) -> StepObjects:
-        """Steps the envs with the actions in `slot` and writes the batch there; returns objects not stored in memory.
+    def step_slot(self, slot: int, actions: Any, *, timeout: float | None = None) -> StepObjects:
+        """Steps the envs as `step` does and writes the batch to `slot`; returns objects not stored in memory.
 
-        `actions` is the result of `put_actions`. Waits at most `timeout` seconds for worker processes.
+        Waits at most `timeout` seconds for worker processes.
         """
-        if self._state is not _IDLE:
-            self._assert_idle("step")
-        self._begin(_KIND_STEP, slot, None if actions is None else self._split(actions), _STEP)
+        self._begin_step(actions, slot)
         return self._finish_with(lambda _, objects: objects, timeout)
 
     def _begin(self, kind: Kind, slot: int, payloads: Sequence[Any] | None, state: State) -> None:
@@ -246,15 +229,6 @@ class PooledVectorEnv(VectorEnv):
         replies = self._finish(None)
         self._state = _IDLE
         return replies
-
-    def put_actions(self, actions: Any, slot: int) -> Any:
-        """Checks actions for all envs and writes them to `slot`; returns None, or actions that do not fit in memory.
-
-        Raises as `ActionWriter.put` does, and EpisodeOver if autoreset is disabled and an env's episode is over.
-        """
-        if self._autoreset_disabled:
-            self._assert_not_over(range(self.num_envs))
-        return self._actions.put(actions, slot)
 
     def send(self, actions: Any, env_ids: Sequence[int] | np.ndarray | None = None) -> None:
         """Sends actions to some envs; `recv` returns their results, first come, first served.

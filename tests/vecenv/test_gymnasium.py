@@ -305,6 +305,13 @@ def test_apply_runs_a_function_on_the_chosen_envs(cls):
         envs.step([0] * 5)
 
 
+@pytest.mark.parametrize("kind", [vecenv.SyncVectorEnv, vecenv.AsyncVectorEnv])
+def test_seeds_may_be_an_array(kind):
+    with kind([lambda: gym.make("CartPole-v1")] * 2) as envs:
+        expected, _ = envs.reset(seed=[3, 5])
+        np.testing.assert_array_equal(envs.reset(seed=np.array([3, 5]))[0], expected)
+
+
 def test_np_random_and_np_random_seed_have_one_entry_per_env():
     for cls in BOTH:
         with cls([lambda: gym.make("CartPole-v1")] * 2) as envs:

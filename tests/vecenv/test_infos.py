@@ -151,8 +151,6 @@ MODES = list(AutoresetMode)
 def run(make, env_cls, mode, lists=False):
     """Returns the results of a reset and of nine steps, in which episodes of all envs end."""
     envs = make([partial(env_cls, i, 3 + i % 2) for i in range(4)], autoreset_mode=mode)
-    if lists:
-        envs.info_lists = True
     results = [envs.reset(seed=0)]
     for _ in range(9):
         results.append(envs.step(np.zeros(4, np.int64)))
@@ -160,7 +158,7 @@ def run(make, env_cls, mode, lists=False):
         if mode == AutoresetMode.DISABLED and over.any():
             results.append(envs.reset(options={"reset_mask": over}))
     envs.close()
-    return tuple((*result[:-1], tuple(result[-1])) if lists else result for result in results)
+    return tuple((*result[:-1], tuple(split_infos(result[-1], 4))) if lists else result for result in results)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -53,6 +53,17 @@ def test_reset_takes_one_seed_per_env():
         np.testing.assert_array_equal(tf.function(lambda: envs.reset(seed=seeds))(), plain.reset(seed=seeds)[0])
 
 
+def test_actions_of_another_dtype_which_the_slab_cannot_hold_are_an_error():
+    vector, envs = make(2)
+    with vector:
+        vector.reset(seed=0)
+        with pytest.raises(TypeError, match=r"actions has dtype int32, but the action space needs int64.*tf\.cast"):
+            envs.step(tf.ones([2], tf.int32))
+        for _ in range(T):
+            envs.step([1, 0])  # Python numbers become the space's dtype
+        np.testing.assert_array_equal(envs.shaped(envs.rollout()).actions, [[1, 0]] * T)
+
+
 @pytest.mark.parametrize("kind", [vecenv.SyncVectorEnv, vecenv.AsyncVectorEnv])
 @pytest.mark.parametrize("num_envs", [1, 3, 64])  # 3 envs: slots are padded to 64 bytes
 def test_a_rollout_is_the_slab_itself(kind, num_envs):

@@ -72,7 +72,7 @@ def test_a_forked_child_cannot_use_its_parents_envs(num_workers):
             "call": lambda: envs.call("index"),
             "set_attr": lambda: envs.set_attr("index", 0),
             "get_state": envs.get_state,
-            "step_slot": lambda: envs.step_slot(1),
+            "step_slot": lambda: envs.step_slot(1, [0] * 4),
         }
         pid = os.fork()
         if pid == 0:

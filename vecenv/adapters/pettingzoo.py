@@ -26,7 +26,7 @@ from vecenv.make import import_module
 from vecenv.memory import layout
 from vecenv.rows.actions import unbounded
 from vecenv.rows.arguments import Seeds, check_functions
-from vecenv.rows.infos import add_info
+from vecenv.rows.infos import add_info, split_infos
 from vecenv.rows.observations import as_float32
 from vecenv.rows.protocol import StepObjects
 from vecenv.spaces import Path
@@ -262,7 +262,6 @@ class ParallelVectorEnv(VectorEnv):
         how = {"groups": groups, "state": state, "info_masks": info_masks, "same_step": mode == AutoresetMode.SAME_STEP}
         makes = [functools.partial(_make_joint, env_fn, how, wrap) for env_fn in check_functions(env_fns)]
         self.joint = JointVectorEnv(makes, **options)
-        self.joint.info_lists = True
         found = self._agreed_groups()
         clip, float32 = options.get("clip_actions", False), options.get("float32_observations", False)
         self.autoreset_mode = mode
@@ -321,7 +320,8 @@ class ParallelVectorEnv(VectorEnv):
         """
         self.joint.reset_async(seed=seed, options=self._with_mask_of_envs(options))
         observations, infos = self.joint.reset_wait(timeout)
-        return self._results([rows._results(observations, infos) for rows in self.groups.values()])
+        each = split_infos(infos, self.joint.num_envs)
+        return self._results([rows._results(observations, each) for rows in self.groups.values()])
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, Any]:
         """Steps every env; returns observations, float64 rewards, bool terminated and truncated, infos, per agent."""
@@ -341,7 +341,8 @@ class ParallelVectorEnv(VectorEnv):
     def step_wait(self, timeout: float | None = None) -> tuple[Any, Any, Any, Any, Any]:
         """Waits at most `timeout` seconds for the envs; returns the result of `step`."""
         observations, _, _, _, infos = self.joint.step_wait(timeout)
-        return self._results([rows._results(observations, infos, self.over) for rows in self.groups.values()])
+        each = split_infos(infos, self.joint.num_envs)
+        return self._results([rows._results(observations, each, self.over) for rows in self.groups.values()])
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Calls the method, or reads the attribute, `name` of every env; returns M results."""

@@ -19,6 +19,8 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 
 from vecenv.async_vector_env import AsyncVectorEnv
 from vecenv.batched import ADVICE, Batched
+from vecenv.rows.infos import split_infos
+from vecenv.state import layers_of
 from vecenv.vector_env import PooledVectorEnv
 
 try:
@@ -52,7 +54,6 @@ class VecEnvAdapter(VecEnv):
                 "autoreset_mode='SameStep'"
             )
         self.envs = envs
-        envs.info_lists = True
         self._batched = isinstance(envs.env_fns, Batched)  # whether there are no single envs
         self._actions: np.ndarray | None = None  # held from step_async to step_wait for a SyncVectorEnv
         super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
@@ -66,7 +67,6 @@ class VecEnvAdapter(VecEnv):
     def reset(self) -> Any:
         """Resets every env and returns the observations `[N, ...]`."""
         self.reset_infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
-        infos: Any  # a list, see info_lists
         # Envs with the same options are reset together; usually these are all envs.
         left = list(range(self.num_envs))
         while left:
@@ -77,8 +77,9 @@ class VecEnvAdapter(VecEnv):
             mask = np.isin(np.arange(self.num_envs), alike)
             given = dict(options) if mask.all() else {**options, "reset_mask": mask}
             observations, infos = self.envs.reset(seed=list(self._seeds), options=given or None)
+            each = split_infos(infos, self.num_envs)
             for i in alike:
-                self.reset_infos[i] = infos[i]
+                self.reset_infos[i] = each[i]
         self._reset_seeds()
         self._reset_options()
         return observations
@@ -95,7 +96,8 @@ class VecEnvAdapter(VecEnv):
     def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
         """Returns observations, float64 rewards[N], bool dones[N], and one info per env in a list, as in SB3."""
         result: Any = self.envs.step_wait() if isinstance(self.envs, AsyncVectorEnv) else self.envs.step(self._actions)
-        observations, rewards, terminated, truncated, infos = result
+        observations, rewards, terminated, truncated, batched = result
+        infos = split_infos(batched, self.num_envs)
         dones = terminated | truncated
         for i in np.flatnonzero(dones):
             # `final_info` is the info of the last step. The remaining keys come from the reset.
@@ -150,10 +152,7 @@ class VecEnvAdapter(VecEnv):
         name = (wrapper_class.__module__, wrapper_class.__qualname__)
 
         def names(env: gym.Env) -> set[tuple[str, str]]:
-            layers = [env]
-            while isinstance(layers[-1], gym.Wrapper):
-                layers.append(layers[-1].env)
-            return {(kind.__module__, kind.__qualname__) for layer in layers for kind in type(layer).__mro__}
+            return {(kind.__module__, kind.__qualname__) for layer in layers_of(env) for kind in type(layer).__mro__}
 
         return [name in found for found in self._apply(names, indices)]
 

@@ -287,10 +287,19 @@ class InGraphVectorEnv:
             by_path = dict(zip(action_paths, leaves, strict=True))
             actions = tree.nest(self.envs.single_action_space, by_path.__getitem__)
             # Order: the envs write this slot before this function returns, and it returns before the tensors exist.
-            self.envs.step_slot(slot, self.envs.put_actions(actions, slot), timeout=self._timeout_s)
+            self.envs.step_slot(slot, actions, timeout=self._timeout_s)
             return self._fields(paths, slot)
 
-        leaves = [tree.pick(actions, path) for path in action_paths]
+        leaves = []
+        for path in action_paths:
+            wanted = tf.as_dtype(self.envs.arrays[(layout.ACTION, *path)].dtype)
+            leaf = tf.convert_to_tensor(tree.pick(actions, path), dtype_hint=wanted)
+            if leaf.dtype != wanted:  # they would be missing from the slab, which `rollout` returns
+                raise TypeError(
+                    f"{tree.name_of('actions', path)} has dtype {leaf.dtype.name}, but the action space needs "
+                    f"{wanted.name}: convert it with tf.cast"
+                )
+            leaves.append(leaf)
         return self._operation(step, leaves, self._fields(paths), self._slot_after, finish)
 
     def _newest(self, paths: list[Path]) -> list[tf.Tensor]:

@@ -56,7 +56,7 @@ def seed_of_each(seed: Seeds, num_envs: int) -> list[int | None]:
         raise ValueError(
             f"If seeds are passed as a list the length must match num_envs={num_envs} but got length={len(seed)}."
         )
-    return list(seed)
+    return [None if one is None else int(one) for one in seed]
 
 
 def split_reset_mask(options: dict[str, Any] | None, num_envs: int) -> tuple[dict[str, Any] | None, np.ndarray | None]:

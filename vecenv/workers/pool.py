@@ -55,16 +55,6 @@ class NotSent(Exception):
 class RowsLate(multiprocessing.TimeoutError):
     """Fewer rows than requested are done before the timeout. They may still be received."""
 
-    def __init__(self, timeout: float | None, num_done: int, min_envs: int, late: Sequence[int]):
-        super().__init__(timeout, num_done, min_envs, late)  # as pickle passes them
-
-    def __str__(self) -> str:
-        timeout, num_done, min_envs, late = self.args
-        return (
-            f"The call to `recv` has timed out after {timeout} second(s): {num_done} of {min_envs} envs are done, "
-            f"no answer yet from envs {late}. You may call `recv` again."
-        )
-
 
 class Pool(ABC):
     """The rows of all envs of a vector env, in ranges that are stepped independently of each other.

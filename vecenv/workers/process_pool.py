@@ -229,7 +229,10 @@ class ProcessPool(Pool):
             pass  # takes what has arrived already
         while (num_done := sum(len(rows) for _, rows, _ in self._done)) < min_envs:
             if not self._collect_rows(deadline):
-                raise RowsLate(timeout, num_done, min_envs, sorted(self._in_flight))
+                raise RowsLate(
+                    f"The call to `recv` has timed out after {timeout} second(s): {num_done} of {min_envs} envs are "
+                    f"done, no answer yet from envs {sorted(self._in_flight)}. You may call `recv` again."
+                )
         done, self._done = self._done, []
         objects = combined((low, part) for low, _, part in done if part is not None)
         return [low + row for low, rows, _ in done for row in rows], objects
