@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -70,32 +70,7 @@ class CustomNetwork(tf.Module):
         self._all = [_variable(variable) for network in networks for variable in getattr(network, "variables", ())]
         trained = [[_variable(v) for v in getattr(network, "trainable_variables", ())] for network in networks]
         self._trained, self._of_values = [*itertools.chain(*trained)], trained[-1]
-        if wrong := [variable.name for variable in self._trained if variable.dtype != tf.float32]:
-            raise ConfigError(f"--network {name} has variables that are not float32: {wrong}")
-        if not all(trained):
-            raise ConfigError(
-                f"--network {name} returned {returned!r}, which has no trainable_variables: return a "
-                "tf.Module or a Keras model"
-            )
-        pairs: list[tuple[tf.Variable, Any]] = []
-        used: list[set[int]] = []  # also variables that a network reads but does not declare
-        for network, call, variables in zip(networks, self._calls, trained, strict=True):
-            with tf.GradientTape() as tape:
-                heads = tf.nest.flatten(call(self._nested(example)))
-                total = tf.add_n([tf.reduce_sum(tf.cast(head, tf.float32)) for head in heads])
-            declared = [_variable(variable) for variable in getattr(network, "variables", ())]
-            used.append({id(variable) for variable in (*tape.watched_variables(), *declared, *variables)})
-            pairs += zip(variables, tape.gradient(total, variables), strict=True)
-        if not self.shares_layers and set.intersection(*used):
-            raise ConfigError(
-                f"--network {name} returned two networks that have variables in common: return one network that "
-                "computes both outputs and values"
-            )
-        if unused := [variable.name for variable, gradient in pairs if gradient is None]:
-            raise ConfigError(
-                f"--network {name} has variables that do not affect what their network returns, {unused}: remove them, "
-                "or create them with trainable=False"
-            )
+        self._check_variables(name, networks, trained, example)
 
     @property
     def trainable_variables(self) -> tuple[tf.Variable, ...]:
@@ -119,6 +94,36 @@ class CustomNetwork(tf.Module):
             raise ConfigError(
                 f"--network {name} {contract} of shapes (B, {num_outputs}) and (B,). With B = 2, "
                 f"the shapes are {shapes}"
+            )
+
+    def _check_variables(
+        self, name: str, networks: Sequence[Any], trained: Sequence[list[tf.Variable]], example: Inputs
+    ) -> None:
+        if wrong := [variable.name for variable in self._trained if variable.dtype != tf.float32]:
+            raise ConfigError(f"--network {name} has variables that are not float32: {wrong}")
+        if bare := [network for network, variables in zip(networks, trained, strict=True) if not variables]:
+            raise ConfigError(
+                f"--network {name} returned {bare[0]!r}, which has no trainable_variables: return a tf.Module or a "
+                "Keras model"
+            )
+        pairs: list[tuple[tf.Variable, Any]] = []
+        used: list[set[int]] = []  # also variables that a network reads but does not declare
+        for network, call, variables in zip(networks, self._calls, trained, strict=True):
+            with tf.GradientTape() as tape:
+                heads = tf.nest.flatten(call(self._nested(example)))
+                total = tf.add_n([tf.reduce_sum(tf.cast(head, tf.float32)) for head in heads])
+            declared = [_variable(variable) for variable in getattr(network, "variables", ())]
+            used.append({id(variable) for variable in (*tape.watched_variables(), *declared, *variables)})
+            pairs += zip(variables, tape.gradient(total, variables), strict=True)
+        if not self.shares_layers and set.intersection(*used):
+            raise ConfigError(
+                f"--network {name} returned two networks that have variables in common: return one network that "
+                "computes both outputs and values"
+            )
+        if unused := [variable.name for variable, gradient in pairs if gradient is None]:
+            raise ConfigError(
+                f"--network {name} has variables that do not affect what their network returns, {unused}: remove them, "
+                "or create them with trainable=False"
             )
 
     def _both(self, nested: Any) -> tuple[Any, Any]:
