@@ -50,7 +50,11 @@ class Callback:
         The last value of each name counts. A value that is logged after the last report of a run is lost. The name must
         differ from those of ppo's metrics.
         """
-        self.__dict__.setdefault("_logged", {})[name] = float(value)  # subclasses need not call our constructor
+        try:
+            number = float(value)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"log({name!r}, ...) needs a number, but got {value!r}") from error
+        self.__dict__.setdefault("_logged", {})[name] = number  # subclasses need not call our constructor
 
     def stop(self, reason: str) -> None:
         """Finishes the run after the current update, as if it had reached `total_steps`: evaluates, reports and saves.

@@ -47,6 +47,9 @@ _OF_MAKE = {"backend", "num_envs", "num_workers", "vector_kwargs", "wrappers"}  
 _PETTINGZOO = "pettingzoo:"
 """Prefix of the name of an environment with several agents."""
 
+_NORMALIZERS = {"NormalizeObservation": "normalize_observations", "NormalizeReward": "normalize_rewards"}
+"""Gymnasium's wrappers that keep statistics of their own, and the settings that replace them."""
+
 _NOT_FOR_AGENTS = ("wrappers", "info_metrics")
 
 AT_LEAST_0, AT_LEAST_1, POSITIVE, UNIT = Range(0), Range(1), Range(0, above=True), Range(0, 1)
@@ -231,9 +234,14 @@ class Config:
                 )
         for wrapper in self.wrappers:
             try:
-                vecenv.NamedWrapper(wrapper)
+                name = vecenv.NamedWrapper(wrapper).name
             except ValueError as error:
                 raise ConfigError(f"wrappers: {error}") from error
+            if name in _NORMALIZERS:
+                raise ConfigError(
+                    f"wrappers: {name} begins with new statistics in each evaluation, video and resumed run: omit it, "
+                    f"and use {_NORMALIZERS[name]}, whose statistics are part of the run"
+                )
 
     def _check_agents(self) -> None:
         """Checks the settings for environments with several agents."""

@@ -215,7 +215,7 @@ class NamedWrapper:
     A name without a module is one of Gymnasium's wrappers. `vecenv.make` also accepts the plain string.
 
     Args:
-        text: For example "NormalizeObservation", 'FrameStackObservation:{"stack_size": 4}' or "module:Wrapper".
+        text: For example "TimeAwareObservation", 'FrameStackObservation:{"stack_size": 4}' or "module:Wrapper".
 
     Attributes:
         module: The wrapper's module. A call imports it.

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ppo.model.observations import ACTION_MASK, Observations
+from ppo.model.observations import ACTION_MASK, Observations, invalid
 from vecenv.ingraph import Rollout
 from vecenv.spaces import leaves, pick
 
 
 class TrainingDiverged(FloatingPointError):
-    """A reward, an observation, a loss or a gradient is not finite; the message says which one."""
+    """A reward, an observation, a loss or a gradient is not finite, or a discrete observation is outside its space."""
 
 
 class NothingAllowed(ValueError):
@@ -32,24 +32,26 @@ def check_rollout(
         members: Names of the K agents of an env, in the order of its K rows; empty if each row is an env.
 
     Raises:
-        TrainingDiverged: If a reward or an observation is not finite as float32.
+        TrainingDiverged: If a reward is not finite as float32, or no network can read an observation; see `invalid`.
         NothingAllowed: If a mask forbids every action.
     """
     with np.errstate(over="ignore"):
-        finite = np.isfinite(rollout.rewards.astype(np.float32))
-        _check_finite(finite, rollout.rewards, "reward", name, members=members)
+        bad = ~np.isfinite(rollout.rewards.astype(np.float32))
+    _refuse(bad, rollout.rewards, "returned reward {}", name, members=members)
     ended = np.logical_or(rollout.terminated, rollout.truncated)
     for path, leaf in leaves(observed.space):
-        if np.issubdtype(leaf.dtype, np.inexact):
-            at = f" at {list(path)}" if path else ""
-            observations, final_observations = pick(rollout.observations, path), pick(rollout.final_observations, path)
-            # Step t writes row t + 1. Row 0 is the last row of the previous rollout, or the result of a reset.
-            with np.errstate(over="ignore"):
-                finite = np.isfinite(observations.astype(np.float32, copy=False))
-                final = np.isfinite(final_observations.astype(np.float32, copy=False))
-            _check_finite(finite[1:], observations[1:], f"observation{at}", name, members=members)
-            _check_finite(final, final_observations, f"final observation{at}", name, ended, members)
-            _check_finite(finite[:1], observations[:1], f"first observation{at}", name, members=members)
+        at = f"observation at {list(path)}" if path else "observation"
+        if not np.issubdtype(leaf.dtype, np.inexact):
+            at += f", outside {leaf},"
+        observations, final_observations = pick(rollout.observations, path), pick(rollout.final_observations, path)
+        # Step t writes row t + 1. Row 0 is the last row of the previous rollout, or the result of a reset.
+        if (bad := invalid(leaf, observations)) is not None:
+            if rollout.valid is not None:
+                bad = bad & rollout.valid.reshape([*rollout.valid.shape, *[1] * (bad.ndim - 2)])
+            _refuse(bad[1:], observations[1:], f"returned {{}} in its {at}", name, members=members)
+            _refuse(bad[:1], observations[:1], f"returned {{}} in its first {at}", name, members=members)
+        if (bad := invalid(leaf, final_observations)) is not None:
+            _refuse(bad, final_observations, f"returned {{}} in its final {at}", name, ended, members)
     # In a turn-based game, an agent's mask forbids every action while another agent moves.
     if observed.has_mask and rollout.valid is None:
         check_mask(observed.mask(rollout.observations)[:-1], groups, name)
@@ -91,34 +93,32 @@ def check_losses(losses: dict[str, float], env_steps: int) -> None:
             )
 
 
-def _check_finite(
-    finite: np.ndarray,
+def _refuse(
+    bad: np.ndarray,
     values: np.ndarray,
-    field: str,
+    did: str,
     name: str,
     where: np.ndarray | None = None,
     members: Sequence[str] = (),
 ) -> None:
-    """Raises TrainingDiverged for the first value that is not finite.
+    """Raises TrainingDiverged for the first bad value.
 
     Args:
-        finite: Which values are finite, `bool[T, N, ...]`.
+        bad: Which values are bad, `bool[T, N, ...]`.
         values: The values, `[T, N, ...]`.
-        field: Name of the values in the error message.
+        did: What the env did, with braces in place of the value.
         name: The rollout's name in the error message.
         where: The rows that hold valid data, `bool[T, N]`; None for all rows.
         members: See `check_rollout`.
     """
-    if finite.all():
-        return
-    bad = np.any(~finite.reshape(*values.shape[:2], -1), axis=-1)
+    rows = np.any(bad.reshape(*values.shape[:2], -1), axis=-1)
     if where is not None:
-        bad &= where
-    if (at := _first(bad)) is not None:
-        found = np.ravel(values[at])[~np.ravel(finite[at])][0]
-        did = f"returned reward {found}" if field == "reward" else f"returned {found} in its {field}"
+        rows &= where
+    if (at := _first(rows)) is not None:
+        found = np.ravel(values[at])[np.ravel(bad[at])][0]
         raise TrainingDiverged(
-            f"{_where(at, name, did, members)} Fix the env. The faulty rollout was not trained on or saved."
+            f"{_where(at, name, did.format(found), members)} Fix the env. "
+            "The faulty rollout was not trained on or saved."
         )
 
 

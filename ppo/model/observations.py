@@ -312,6 +312,22 @@ def is_rounded(dtype: Any) -> bool:
     return dtype.size > 2 and dtype != tf.float32
 
 
+def invalid(space: gym.Space, values: np.ndarray) -> np.ndarray | None:
+    """Returns which values of a leaf no network can read, `bool[...]`, or None if it can read all.
+
+    They are numbers that are not finite as float32, and discrete values outside the space, which have no one-hot form.
+    """
+    if np.issubdtype(space.dtype, np.inexact):
+        with np.errstate(over="ignore"):
+            found = ~np.isfinite(values.astype(np.float32, copy=False))
+    elif isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+        count = space.n if isinstance(space, spaces.Discrete) else space.nvec
+        found = (values < space.start) | (values >= space.start + count)
+    else:
+        return None
+    return found if found.any() else None
+
+
 def check_readable(space: gym.Space) -> None:
     """Raises if no network can read a leaf of an observation space.
 

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
+from gymnasium import spaces
 
 from ppo.graphs import graph_function
 from ppo.model.agent import Agent
@@ -63,6 +64,7 @@ class _Served(tf.Module):
         self.paths = _names(read, "observation", taken={*RESERVED, *self.action_paths})
         self.next_state = "next_state" if format == "onnx" else "state"
         shifted = [path for path, _ in agent.observations.shifted if format == "tflite"]
+        self._clip_dtype = tf.float32 if format == "tflite" else None  # TFLite cannot compare numbers of float64
         self.rounded = [name for name, path in self.paths.items() if path in shifted]
         inputs = {name: pick(self.observations, path) for name, path in self.paths.items()}
         specs = [tf.TensorSpec([None, *space.shape], space.dtype, name=name) for name, space in inputs.items()]
@@ -90,8 +92,20 @@ class _Served(tf.Module):
         outputs = {name: pick(actions, path) for name, path in self.action_paths.items()}
         for name, path in self.action_paths.items():
             if np.issubdtype((space := pick(self.actions, path)).dtype, np.floating):
-                outputs[name] = tf.clip_by_value(outputs[name], space.low, space.high)
+                values = tf.cast(outputs[name], self._clip_dtype or space.dtype)
+                low, high = _inside(space, values.dtype.as_numpy_dtype)
+                outputs[name] = tf.cast(tf.clip_by_value(values, low, high), space.dtype)
         return {**outputs, **({self.next_state: state} if self.agent.state_size else {})}
+
+
+def _inside(space: spaces.Box, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the bounds of a Box in a dtype, rounded towards its inside."""
+    with np.errstate(over="ignore"):
+        low, high = space.low.astype(dtype), space.high.astype(dtype)
+    return (
+        np.where(low < space.low, np.nextafter(low, dtype(np.inf)), low),
+        np.where(high > space.high, np.nextafter(high, dtype(-np.inf)), high),
+    )
 
 
 def _names(

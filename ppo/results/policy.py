@@ -15,6 +15,7 @@ from gymnasium.vector.utils import batch_space
 from ppo.graphs import graph_function
 from ppo.model.agent import HOST, Agent
 from ppo.model.normalize import RunningMoments
+from ppo.model.observations import invalid
 from ppo.run.checkpoint import LATEST, Checkpoints, check_actions, name_of, only_reward_moments
 from ppo.run.folder import Run
 from ppo.run.modules import config_to_load
@@ -60,7 +61,7 @@ class Policy:
         They are the most likely actions, or sampled as in training if `deterministic` is False.
 
         Raises:
-            ValueError: If the shape does not match the observation space, or N changed without a `reset`.
+            ValueError: If the observations do not fit their space or are not finite, or N changed without a `reset`.
             NothingAllowed: If an action mask forbids every action.
         """
         batch, single, memory = self._batch(observations)
@@ -176,7 +177,17 @@ class Policy:
             values = pick(observations, path)
         except (KeyError, IndexError, TypeError) as error:
             raise ValueError(f"observations lack {list(path)}, which the networks read") from error
-        return np.asarray(values, pick(self.observation_space, path).dtype)
+        space, given = pick(self.observation_space, path), np.asarray(values)
+        if given.dtype.kind not in "biuf":
+            raise ValueError(f"observations at {list(path)} are not numbers: {given.dtype}")
+        converted = given.astype(space.dtype, copy=False)
+        exact = np.issubdtype(space.dtype, np.inexact) or converted is given or np.array_equal(converted, given)
+        if not exact or invalid(space, converted) is not None:
+            raise ValueError(
+                f"observations at {list(path)} are not finite, or do not fit {space}: pass them as the env returns "
+                f"them. Their dtype is {given.dtype}"
+            )
+        return converted
 
 
 def load_policy(

@@ -187,6 +187,11 @@ def test_a_callback_starts_each_run_afresh(train):
         assert combined.reason is None and combined.logged() == {} and callback.config == CONFIG
 
 
+def test_only_numbers_can_be_logged():
+    with pytest.raises(TypeError, match=r"log\('speeds', ...\) needs a number, but got \[1, 2\]"):
+        Callback().log("speeds", [1, 2])
+
+
 class FakeWandB(types.ModuleType):
     """Records what a W&B run is told."""
 

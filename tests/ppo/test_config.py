@@ -41,6 +41,10 @@ from ppo.presets import PRESETS
             {"wrappers": ("Name:{size: 4}",)},
             r"wrappers: the arguments of the wrapper .* are not JSON \(.*write, for exam",
         ),
+        (
+            {"wrappers": ("NormalizeReward",)},
+            "wrappers: NormalizeReward begins with new statistics .* normalize_rewards",
+        ),
         ({"wrappers": "Name"}, "wrappers='Name' is of the wrong type"),
         ({"critic_keys": (1,)}, "critic_keys=1 is of the wrong type"),
     ],

@@ -145,6 +145,26 @@ def test_invalid_actions_and_observations_are_errors(load):
             call(np.zeros(4))
 
 
+def test_observations_that_do_not_fit_their_space_are_an_error(load):
+    wrong = {
+        "an image scaled to [0, 1]": (spaces.Box(0, 255, (40, 40, 3), np.uint8), np.full((40, 40, 3), 0.5)),
+        "an int above the dtype's": (spaces.Box(0, 255, (3,), np.uint8), [1, 2, 256]),
+        "a fraction": (spaces.Discrete(3), 0.9),
+        "a choice that does not exist": (spaces.Discrete(3, start=1), [1, 2, 4]),
+        "one of many": (spaces.MultiDiscrete([2, 2]), [0, 2]),
+        "a bool": (spaces.MultiBinary(3), [0.2, 0.9, 0]),
+        "NaN": (SEEN, [0, np.nan, 0]),
+        "text": (SEEN, ["a", "b", "c"]),
+    }
+    for name, (space, observation) in wrong.items():
+        policy = load(spaces.Discrete(2), space)
+        for call in (policy, policy.value):
+            with pytest.raises(ValueError, match=r"observations at \[\] (are not|do not)"):
+                call(observation)
+                pytest.fail(name)
+    assert load(spaces.Discrete(2), spaces.MultiBinary(3))([True, False, True]) in (0, 1)
+
+
 def test_the_return_scale_of_a_run_is_in_its_checkpoint(tmp_path):
     scales = []
 

@@ -302,9 +302,23 @@ class Narrow(CountingVectorEnv):
         return (observations[:1], *rest)
 
 
+class Wide(CountingVectorEnv):
+    """Returns numbers that a byte cannot hold."""
+
+    def __init__(self, num_envs, autoreset_mode):
+        super().__init__(num_envs, autoreset_mode)
+        self.single_observation_space = spaces.Box(0, 255, (3,), np.uint8)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+
+    def step(self, actions):
+        observations, *rest = super().step(actions)
+        return (observations.astype(np.uint16) + 300, *rest)
+
+
 @pytest.mark.parametrize(
     ("cls", "message"),
     [
+        (Wide, r"observation of Wide has dtype uint16, which does not fit its space's uint8 without loss"),
         (Forgetful, r"Forgetful ended episodes of envs \[0, 3\] in SAME_STEP mode without infos\['final_obs'\]"),
         (Narrow, r"Narrow returned observation of shape \(1, 3\), but its space says \(4, 3\)"),
     ],
@@ -313,7 +327,7 @@ class Narrow(CountingVectorEnv):
 def test_a_vector_env_that_omits_results_is_an_error(cls, message, num_workers):
     with vecenv.AsyncVectorEnv(batched(4, cls), num_workers=num_workers, autoreset_mode="SameStep") as envs:
         envs.reset(seed=0)
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises((ValueError, TypeError), match=message):
             for _ in range(3):
                 envs.step([0] * 4)
 

@@ -316,3 +316,15 @@ def assert_equal_values(one, other):
         np.testing.assert_array_equal(one, other)
     else:
         assert one == other
+
+
+def test_an_info_that_cannot_be_pickled_is_named():
+    class Locked(CountingEnv):
+        def step(self, action):
+            *results, _ = super().step(action)
+            return *results, {"speed": 1.0, "lock": threading.Lock()}
+
+    with vecenv.AsyncVectorEnv([lambda: Locked(0, 3)] * 2, num_workers=1) as envs:
+        envs.reset()
+        with pytest.raises(vecenv.EnvError, match=r"The infos under \['lock'\] cannot be pickled"):
+            envs.step([0, 0])

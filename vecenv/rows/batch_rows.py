@@ -20,6 +20,7 @@ from vecenv.rows.actions import clipper
 from vecenv.rows.autoreset import BEGINS, SKIPS, STEPS
 from vecenv.rows.env_rows import EnvRows
 from vecenv.rows.infos import RowInfos, check_batched, copied, select_infos
+from vecenv.rows.observations import fitted
 from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, ResetCommand, RowsOptions, StepObjects, combined
 from vecenv.rows.rows import Rows, Slot
 from vecenv.spaces import Path
@@ -205,13 +206,14 @@ class BatchRows(Rows):
             return  # the vector env has already written them; see `out` in Batched
         for path in self._observed:
             values, column = tree.pick(observations, path), at.views[(layout.OBSERVATION, *path)]
+            name = tree.name_of(layout.OBSERVATION, path)
             if np.shape(values) != column.shape:  # numpy would broadcast one row over all rows
-                name = tree.name_of(layout.OBSERVATION, path)
                 raise ValueError(
                     f"{type(self._env).__name__} returned {name} of shape {np.shape(values)}, but its space says "
                     f"{column.shape}: fix its reset() and step()"
                 )
-            column[rows] = values[rows]
+            given = np.asarray(values)[rows]
+            column[rows] = fitted(given, column.dtype, given.shape, name, type(self._env).__name__)
 
     def _write_finals(self, at: _BatchSlot, infos: dict[str, Any], ended: np.ndarray) -> None:
         if not len(ended):
@@ -223,8 +225,10 @@ class BatchRows(Rows):
                 "mode without infos['final_obs'], which must hold their last observations"
             )
         for path in self._observed:
+            column, name = at.views[(layout.FINAL_OBSERVATION, *path)], tree.name_of(layout.FINAL_OBSERVATION, path)
             for row in ended.tolist():
-                at.views[(layout.FINAL_OBSERVATION, *path)][row] = tree.pick(finals[row], path)
+                value = tree.pick(finals[row], path)
+                column[row] = fitted(value, column.dtype, column.shape[1:], name, self._who(row))
 
     def _write_episode_infos(
         self, at: _BatchSlot, infos: dict[str, Any], stepped: np.ndarray, over: np.ndarray

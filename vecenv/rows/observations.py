@@ -92,22 +92,22 @@ def _row_writer(space: gym.Space, array: np.ndarray, path: Path, names: Sequence
     def write(i: int, value: Any) -> None:
         # Without this check, numpy would silently broadcast a value of shape (1,) over the row.
         if type(value) is not ndarray or value.dtype is not dtype or value.shape != shape:
-            value = _checked(value, dtype, shape, path, names[i])
+            value = fitted(value, dtype, shape, tree.name_of("observation", path), names[i])
         rows[i][...] = value
 
     return write
 
 
-def _checked(value: Any, dtype: np.dtype, shape: tuple[int, ...], path: Path, who: str) -> np.ndarray:
-    """Returns `value` as an array that fits the row, or raises an error that names the env and the key."""
-    name = tree.name_of("observation", path)
+def fitted(value: Any, dtype: np.dtype, shape: tuple[int, ...], name: str, who: str) -> np.ndarray:
+    """Returns an observation as an array that fits the memory, or raises an error with these names."""
     given = np.asarray(value)
     if given.shape != shape:
         raise ValueError(
             f"{name} of {who} has shape {given.shape}, but its space says {shape}. "
             "Fix the env's observation_space or what its reset() and step() return."
         )
-    if given.dtype == dtype or np.can_cast(given.dtype, dtype, "same_kind"):
+    rounds = dtype.kind in "fc" and np.can_cast(given.dtype, dtype, "same_kind")
+    if rounds or np.can_cast(given.dtype, dtype):
         return given
     converted = given.astype(dtype) if given.dtype.kind in "biuf" else None
     if converted is None or not np.array_equal(converted, given):

@@ -188,7 +188,12 @@ def encode(kind: Kind, slot: int = 0, payload: Any = None) -> bytes:
         with contextlib.suppress(Exception):
             body = pickle.dumps(payload, pickle.HIGHEST_PROTOCOL)
     if body is None:
-        body = cloudpickle.dumps(payload) if kind in REPLIES else dumps(payload)
+        try:
+            body = cloudpickle.dumps(payload) if kind in REPLIES else dumps(payload)
+        except Exception as error:
+            if isinstance(payload, StepObjects) and (keys := _unpicklable(payload)):
+                error.add_note(f"The infos under {keys} cannot be pickled: let the env return plain values instead.")
+            raise
     size = HEADER_SIZE + len(body)
     if size > MAX_BYTES:
         raise MessageTooLarge(
@@ -196,6 +201,17 @@ def encode(kind: Kind, slot: int = 0, payload: Any = None) -> bytes:
             "return less data, or have the envs load it themselves."
         )
     return FRAME.pack(size, kind, slot) + body
+
+
+def _unpicklable(objects: StepObjects) -> list[str]:
+    """Returns the keys of the infos that cannot be pickled."""
+    found = {}
+    for key, values in (item for part in objects.infos for item in part.partial.items()):
+        try:
+            cloudpickle.dumps(values)
+        except Exception:
+            found[key] = True
+    return [*found]
 
 
 def decode(payload: bytes | bytearray | None) -> Any:
