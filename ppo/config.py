@@ -234,13 +234,13 @@ class Config:
                 )
         for wrapper in self.wrappers:
             try:
-                name = vecenv.NamedWrapper(wrapper).name
+                named = vecenv.NamedWrapper(wrapper)
             except ValueError as error:
                 raise ConfigError(f"wrappers: {error}") from error
-            if name in _NORMALIZERS:
+            if named.module.startswith("gymnasium.") and named.name in _NORMALIZERS:
                 raise ConfigError(
-                    f"wrappers: {name} begins with new statistics in each evaluation, video and resumed run: omit it, "
-                    f"and use {_NORMALIZERS[name]}, whose statistics are part of the run"
+                    f"wrappers: {named.name} begins with new statistics in each evaluation, video and resumed run: "
+                    f"omit it, and use {_NORMALIZERS[named.name]}, whose statistics are part of the run"
                 )
 
     def _check_agents(self) -> None:

@@ -1,4 +1,4 @@
-"""Checks that stop training on non-finite numbers and on states without a legal action."""
+"""Checks that stop training on numbers that no network can read and on states without a legal action."""
 
 from __future__ import annotations
 
@@ -37,9 +37,11 @@ def check_rollout(
     """
     with np.errstate(over="ignore"):
         bad = ~np.isfinite(rollout.rewards.astype(np.float32))
-    _refuse(bad, rollout.rewards, "returned reward {}", name, members=members)
+    _refuse(bad, rollout.rewards, "reward", name, members=members)
     ended = np.logical_or(rollout.terminated, rollout.truncated)
     for path, leaf in leaves(observed.space):
+        if path in observed.mask_paths:
+            continue
         at = f"observation at {list(path)}" if path else "observation"
         if not np.issubdtype(leaf.dtype, np.inexact):
             at += f", outside {leaf},"
@@ -48,10 +50,10 @@ def check_rollout(
         if (bad := invalid(leaf, observations)) is not None:
             if rollout.valid is not None:
                 bad = bad & rollout.valid.reshape([*rollout.valid.shape, *[1] * (bad.ndim - 2)])
-            _refuse(bad[1:], observations[1:], f"returned {{}} in its {at}", name, members=members)
-            _refuse(bad[:1], observations[:1], f"returned {{}} in its first {at}", name, members=members)
+            _refuse(bad[1:], observations[1:], at, name, members=members)
+            _refuse(bad[:1], observations[:1], f"first {at}", name, members=members)
         if (bad := invalid(leaf, final_observations)) is not None:
-            _refuse(bad, final_observations, f"returned {{}} in its final {at}", name, ended, members)
+            _refuse(bad, final_observations, f"final {at}", name, ended, members)
     # In a turn-based game, an agent's mask forbids every action while another agent moves.
     if observed.has_mask and rollout.valid is None:
         check_mask(observed.mask(rollout.observations)[:-1], groups, name)
@@ -96,7 +98,7 @@ def check_losses(losses: dict[str, float], env_steps: int) -> None:
 def _refuse(
     bad: np.ndarray,
     values: np.ndarray,
-    did: str,
+    field: str,
     name: str,
     where: np.ndarray | None = None,
     members: Sequence[str] = (),
@@ -106,7 +108,7 @@ def _refuse(
     Args:
         bad: Which values are bad, `bool[T, N, ...]`.
         values: The values, `[T, N, ...]`.
-        did: What the env did, with braces in place of the value.
+        field: Name of the values in the error message.
         name: The rollout's name in the error message.
         where: The rows that hold valid data, `bool[T, N]`; None for all rows.
         members: See `check_rollout`.
@@ -116,9 +118,9 @@ def _refuse(
         rows &= where
     if (at := _first(rows)) is not None:
         found = np.ravel(values[at])[np.ravel(bad[at])][0]
+        did = f"returned reward {found}" if field == "reward" else f"returned {found} in its {field}"
         raise TrainingDiverged(
-            f"{_where(at, name, did.format(found), members)} Fix the env. "
-            "The faulty rollout was not trained on or saved."
+            f"{_where(at, name, did, members)} Fix the env. The faulty rollout was not trained on or saved."
         )
 
 

@@ -322,7 +322,7 @@ def invalid(space: gym.Space, values: np.ndarray) -> np.ndarray | None:
             found = ~np.isfinite(values.astype(np.float32, copy=False))
     elif isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
         count = space.n if isinstance(space, spaces.Discrete) else space.nvec
-        found = (values < space.start) | (values >= space.start + count)
+        found = (values < space.start) | (values > space.start + (count - 1))  # start + count may overflow the dtype
     else:
         return None
     return found if found.any() else None

@@ -64,7 +64,7 @@ class _Served(tf.Module):
         self.paths = _names(read, "observation", taken={*RESERVED, *self.action_paths})
         self.next_state = "next_state" if format == "onnx" else "state"
         shifted = [path for path, _ in agent.observations.shifted if format == "tflite"]
-        self._clip_dtype = tf.float32 if format == "tflite" else None  # TFLite cannot compare numbers of float64
+        self._clip_dtype = tf.float32 if format == "tflite" else None  # TFLite cannot compare float64 numbers
         self.rounded = [name for name, path in self.paths.items() if path in shifted]
         inputs = {name: pick(self.observations, path) for name, path in self.paths.items()}
         specs = [tf.TensorSpec([None, *space.shape], space.dtype, name=name) for name, space in inputs.items()]
@@ -102,10 +102,9 @@ def _inside(space: spaces.Box, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
     """Returns the bounds of a Box in a dtype, rounded towards its inside."""
     with np.errstate(over="ignore"):
         low, high = space.low.astype(dtype), space.high.astype(dtype)
-    return (
-        np.where(low < space.low, np.nextafter(low, dtype(np.inf)), low),
-        np.where(high > space.high, np.nextafter(high, dtype(-np.inf)), high),
-    )
+    low = np.where(low < space.low, np.nextafter(low, dtype(np.inf)), low)
+    high = np.where(high > space.high, np.nextafter(high, dtype(-np.inf)), high)
+    return low, np.maximum(low, high)  # there may be no number between equal bounds
 
 
 def _names(

@@ -20,6 +20,7 @@ from ppo.run.checkpoint import LATEST, Checkpoints, check_actions, name_of, only
 from ppo.run.folder import Run
 from ppo.run.modules import config_to_load
 from vecenv.spaces import leaves, nest, pick
+from vecenv.spaces import name_of as name_of_leaf
 
 
 class Policy:
@@ -83,7 +84,7 @@ class Policy:
         Reads the memory but does not advance it: call this before acting.
 
         Raises:
-            ValueError: If a shape does not match, or the observations lack a key that only the value function reads.
+            ValueError: As for a call, or if the observations lack a key that only the value function reads.
         """
         batch, single, memory = self._batch(observations, valued=True)
         scale = self._return_scale() if callable(self._return_scale) else self._return_scale
@@ -98,7 +99,7 @@ class Policy:
         memory but does not advance it: call this before acting, or restore `memory` first.
 
         Raises:
-            ValueError: If a shape does not match, or an action is not in the action space.
+            ValueError: As for a call, or if an action is not in the action space.
             NothingAllowed: If an action mask forbids every action.
         """
         batch, single, memory = self._batch(observations)
@@ -159,8 +160,10 @@ class Policy:
             values = self._leaf(observations, path)
             values = values if rank else values[None]
             if values.shape[1:] != space.shape:
-                raise ValueError(f"observations at {list(path)} have shape {values.shape}, but the space is {space}")
-            return values
+                raise ValueError(
+                    f"{name_of_leaf('observations', path)} has shape {values.shape}, but the space is {space}"
+                )
+            return self._fitted(values, path)
 
         batch = nest(self.observation_space, leaf)
         if self.memory is None or not self._agent.state_size:
@@ -176,18 +179,25 @@ class Policy:
         try:
             values = pick(observations, path)
         except (KeyError, IndexError, TypeError) as error:
-            raise ValueError(f"observations lack {list(path)}, which the networks read") from error
-        space, given = pick(self.observation_space, path), np.asarray(values)
+            raise ValueError(f"{name_of_leaf('observations', path)} is missing, but the networks read it") from error
+        given = np.asarray(values)
         if given.dtype.kind not in "biuf":
-            raise ValueError(f"observations at {list(path)} are not numbers: {given.dtype}")
-        converted = given.astype(space.dtype, copy=False)
-        exact = np.issubdtype(space.dtype, np.inexact) or converted is given or np.array_equal(converted, given)
-        if not exact or invalid(space, converted) is not None:
-            raise ValueError(
-                f"observations at {list(path)} are not finite, or do not fit {space}: pass them as the env returns "
-                f"them. Their dtype is {given.dtype}"
-            )
-        return converted
+            raise ValueError(f"{name_of_leaf('observations', path)} has dtype {given.dtype}, which is not numeric")
+        return given
+
+    def _fitted(self, given: np.ndarray, path: tuple) -> np.ndarray:
+        """Returns a leaf in the dtype of its space, or raises ValueError if its values would change."""
+        space, name = pick(self.observation_space, path), name_of_leaf("observations", path)
+        if path in self._agent.observations.mask_paths:
+            return (given != 0).astype(space.dtype)
+        with np.errstate(invalid="ignore", over="ignore"):  # checked below
+            fitted = given.astype(space.dtype, copy=False)
+        rounds = np.issubdtype(space.dtype, np.inexact)
+        if not rounds and fitted is not given and not np.array_equal(fitted, given):
+            raise ValueError(f"{name} has values of dtype {given.dtype} that {space} cannot hold: do not scale them")
+        if (bad := invalid(space, fitted)) is not None:
+            raise ValueError(f"{name} holds {given[bad][0]}, which is not finite or outside {space}")
+        return fitted
 
 
 def load_policy(

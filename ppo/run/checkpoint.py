@@ -26,6 +26,7 @@ ENV_STATES = "envs.npz"
 ACTIONS = "actions.npz"
 KEEP = 3  # checkpoints, because an older one is restored if the newest is damaged
 LATEST, BEST = "latest", "best"
+OLD_BEST = f"old_{BEST}"  # exists if a process was killed while it replaced `best`
 
 NUM_ROWS = 16
 RELATIVE, FLIPPED = 1e-3, 0.1
@@ -65,7 +66,10 @@ class Checkpoints:
         final = self._folder / (BEST if best else f"step_{step:012d}")
         part = self._folder / f"part_{secrets.token_hex(8)}"  # nobody can have put a link there
         try:
-            for stale in self._folder.glob("part_*"):  # written by a process that was killed
+            for stale in (
+                *self._folder.glob("part_*"),
+                *self._folder.glob("old_step_*"),
+            ):  # of a process that was killed
                 shutil.rmtree(stale, ignore_errors=True)
             self._folder.mkdir(exist_ok=True)  # without parents: a deleted run folder must not be recreated
             part.mkdir()
@@ -159,7 +163,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 def chosen(folder: Path, which: str | int) -> list[Path]:
     """Returns the checkpoints of which the last valid one is to be used, or raises RunError if there are none.
 
-    `which` is "latest" for all of them, oldest first; "best" for the one with the highest mean return of an evaluation;
+    `which` is "latest" for all of them, oldest first; "best" for the one with the highest evaluation mean return;
     or the number of env-steps of one of them.
     """
     found = list_checkpoints(folder)
@@ -168,7 +172,7 @@ def chosen(folder: Path, which: str | int) -> list[Path]:
     if which == LATEST:
         raise RunError(f"{folder} holds no checkpoint: the run ended before its first one. Start a new run.")
     named = {path.name.removeprefix("step_").lstrip("0") or "0": path for path in found}
-    for best in (folder / f"old_{BEST}", folder / BEST):  # a process killed while it replaced `best` leaves the old one
+    for best in (folder / OLD_BEST, folder / BEST):
         if best.is_dir():
             named[BEST] = best
     if str(which) not in named:

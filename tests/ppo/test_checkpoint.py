@@ -68,6 +68,7 @@ def test_the_best_checkpoint_survives_a_kill_while_it_is_replaced(tmp_path, monk
         patch.setattr(os, "rename", renamed)
         checkpoints.save(2, {"step": 2}, best=True)
     assert number_in(tmp_path, "best", "step") == 1
+    assert checkpoints.restore("best", warn=pytest.fail)["step"] == 1
     for step in (3, 4):
         checkpoints.save(step, {"step": step}, best=True)
     assert number_in(tmp_path, "best", "step") == 4

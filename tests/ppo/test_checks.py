@@ -20,8 +20,8 @@ def test_a_loss_that_is_not_finite_stops_training(name):
         check_losses({**LOSSES, name: NAN}, 64)
 
 
-class Takes(gym.Env):
-    """Returns what it is told to, and another value at step 5."""
+class Scripted(gym.Env):
+    """Returns `value`, and `other` at step 5."""
 
     action_space = spaces.Discrete(2)
 
@@ -55,7 +55,7 @@ class Takes(gym.Env):
 def test_an_observation_that_has_no_one_hot_form_ends_training(tmp_path, space, value, other, message, final):
     config = ppo.Config(env="x", num_envs=2, num_steps=8, minibatch_size=16, epochs=1, num_workers=0, eval_episodes=1)
     with pytest.raises(TrainingDiverged, match=message.format("final " if final else "")):
-        ppo.train(config, lambda: Takes(space, value, other, final), logdir=tmp_path, progress=False)
+        ppo.train(config, lambda: Scripted(space, value, other, final), logdir=tmp_path, progress=False)
 
 
 def test_an_update_without_a_gradient_step_is_checked_only_for_its_kl():

@@ -45,6 +45,7 @@ from ppo.presets import PRESETS
             {"wrappers": ("NormalizeReward",)},
             "wrappers: NormalizeReward begins with new statistics .* normalize_rewards",
         ),
+        ({"wrappers": ("mine:NormalizeReward", "mine:")}, "wrappers: 'mine:' names no wrapper"),
         ({"wrappers": "Name"}, "wrappers='Name' is of the wrong type"),
         ({"critic_keys": (1,)}, "critic_keys=1 is of the wrong type"),
     ],

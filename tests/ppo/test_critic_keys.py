@@ -134,9 +134,9 @@ def test_only_the_values_of_a_loaded_policy_need_the_critic_keys(tmp_path):
     np.testing.assert_array_equal(policy.log_prob({"seen": batch["seen"]}, np.zeros([5, 2], np.float32)), log_probs)
     values = policy.value(batch)
     assert (policy.value({**batch, "state": batch_of(SPACE, 1)["state"]}) != values).all()
-    with pytest.raises(ValueError, match=r"observations lack \['camera'\]"):
+    with pytest.raises(ValueError, match=r"observations\['camera'\] is missing"):
         policy.value({"seen": batch["seen"]})
-    with pytest.raises(ValueError, match=r"observations lack \['seen'\]"):
+    with pytest.raises(ValueError, match=r"observations\['seen'\] is missing"):
         policy({})
 
 

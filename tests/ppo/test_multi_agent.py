@@ -11,6 +11,7 @@ import imageio.v3 as imageio
 import numpy as np
 import pytest
 import tensorflow as tf
+from gymnasium import spaces
 
 import ppo
 import vecenv
@@ -311,6 +312,25 @@ def test_a_shared_policy_is_loaded_without_a_name(tmp_path):
     # The policy acts without the state, which only the value function reads.
     assert policy({"observation": np.zeros(18, np.float32)}) in range(5)
     assert result.evaluation.agents.keys() == {"agent_0", "agent_1", "agent_2", "agent"}
+
+
+class Choices(LeavingEnv):
+    """Observations without the value 0, which fills the rows of agents that have left."""
+
+    def __init__(self, wrong=None):
+        super().__init__()
+        self.wrong = wrong
+        self._spaces = {name: (spaces.Discrete(9, start=5), spaces.Discrete(4)) for name in self.possible_agents}
+
+    def _observe(self, agent):
+        return 0 if (agent, self.steps) == self.wrong else 5 + self.steps
+
+
+def test_discrete_observations_are_checked_only_for_agents_that_are_there(tmp_path):
+    ppo.train(dataclasses.replace(CONFIG, total_steps=64), envs=Choices, logdir=tmp_path)
+    wrong = functools.partial(Choices, ("b_0", 2))
+    with pytest.raises(ppo.TrainingDiverged, match=r"agent 'b_0' of env 0 returned 0 in its observation, outside"):
+        ppo.train(dataclasses.replace(CONFIG, total_steps=64), envs=wrong, logdir=tmp_path)
 
 
 def test_agents_with_different_spaces_cannot_share_a_policy(tmp_path):

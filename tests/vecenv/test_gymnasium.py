@@ -310,6 +310,8 @@ def test_seeds_may_be_an_array(kind):
     with kind([lambda: gym.make("CartPole-v1")] * 2) as envs:
         expected, _ = envs.reset(seed=[3, 5])
         np.testing.assert_array_equal(envs.reset(seed=np.array([3, 5]))[0], expected)
+        with pytest.raises(TypeError, match="float"):
+            envs.reset(seed=[3.7, 5])
 
 
 def test_np_random_and_np_random_seed_have_one_entry_per_env():

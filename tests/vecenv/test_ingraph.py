@@ -57,10 +57,11 @@ def test_actions_of_another_dtype_which_the_slab_cannot_hold_are_an_error():
     vector, envs = make(2)
     with vector:
         vector.reset(seed=0)
-        with pytest.raises(TypeError, match=r"actions has dtype int32, but the action space needs int64.*tf\.cast"):
-            envs.step(tf.ones([2], tf.int32))
+        for wrong in (tf.ones([2], tf.int32), np.array([0.7, 1.2]), [True, False]):
+            with pytest.raises(TypeError, match=r"actions has dtype \w+, but the action space needs int64.*tf\.cast"):
+                envs.step(wrong)
         for _ in range(T):
-            envs.step([1, 0])  # Python numbers become the space's dtype
+            envs.step(np.array([1, 0]))
         np.testing.assert_array_equal(envs.shaped(envs.rollout()).actions, [[1, 0]] * T)
 
 

@@ -72,32 +72,6 @@ class Returning(gym.Env):
 
 
 BOX, BYTES = spaces.Box(-1, 1, (3,)), spaces.Box(0, 9, (2,), np.uint8)
-
-
-@pytest.mark.parametrize(
-    ("given", "dtype"),
-    [
-        (np.array([300, 1], np.uint16), np.uint8),
-        (np.array([300, -300]), np.int8),
-        ([300, -300], np.int8),
-        (np.array([2**31, 0]), np.int32),
-        (np.array([2**63, 0], np.uint64), np.int64),
-        (np.array([-1, 0]), np.uint64),
-        (np.array([0.5, 0]), np.int8),
-    ],
-)
-def test_an_observation_that_its_dtype_cannot_hold_is_an_error_and_others_are_converted(given, dtype):
-    space = spaces.Box(np.iinfo(dtype).min, np.iinfo(dtype).max, (2,), dtype)
-    with vecenv.SyncVectorEnv([lambda: SampledEnv(space, spaces.Discrete(2))]) as envs:
-        env = envs.envs[0]
-        small = np.minimum(np.abs(given), 7).astype(np.int64)
-        env.reset = lambda **kwargs: (small, {})
-        np.testing.assert_array_equal(envs.reset()[0], [small])
-        env.reset = lambda **kwargs: (given, {})
-        with pytest.raises(TypeError, match=r"observation of env 0 has dtype .* does not fit .* without loss"):
-            envs.reset()
-
-
 PAIR = spaces.Tuple([spaces.Discrete(2)] * 2)
 NAMED = spaces.Dict(a=spaces.Box(0, 1, (2,)))
 THREE = np.zeros(3, np.float32)
@@ -122,6 +96,30 @@ def test_an_observation_that_does_not_fit_its_space_is_an_error_with_env_and_key
     with pytest.raises(error, match=message) as caught:
         envs.step([0, 0])
     assert "raised by env 1 during step" in caught.value.__notes__
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype"),
+    [
+        (np.array([300, 1], np.uint16), np.uint8),
+        (np.array([300, -300]), np.int8),
+        ([300, -300], np.int8),
+        (np.array([2**31, 0]), np.int32),
+        (np.array([2**63, 0], np.uint64), np.int64),
+        (np.array([-1, 0]), np.uint64),
+        (np.array([0.5, 0]), np.int8),
+    ],
+)
+def test_an_observation_that_its_dtype_cannot_hold_is_an_error_and_others_are_converted(given, dtype):
+    space = spaces.Box(np.iinfo(dtype).min, np.iinfo(dtype).max, (2,), dtype)
+    with vecenv.SyncVectorEnv([lambda: SampledEnv(space, spaces.Discrete(2))]) as envs:
+        env = envs.envs[0]
+        small = np.minimum(np.abs(given), 7).astype(np.int64)
+        env.reset = lambda **kwargs: (small, {})
+        np.testing.assert_array_equal(envs.reset()[0], [small])
+        env.reset = lambda **kwargs: (given, {})
+        with pytest.raises(TypeError, match=r"observation of env 0 has dtype .* does not fit .* without loss"):
+            envs.reset()
 
 
 def test_values_that_fit_without_loss_are_accepted():

@@ -293,8 +293,8 @@ class InGraphVectorEnv:
         leaves = []
         for path in action_paths:
             wanted = tf.as_dtype(self.envs.arrays[(layout.ACTION, *path)].dtype)
-            leaf = tf.convert_to_tensor(tree.pick(actions, path), dtype_hint=wanted)
-            if leaf.dtype != wanted:  # they would be missing from the slab, which `rollout` returns
+            leaf = tf.convert_to_tensor(tree.pick(actions, path))
+            if leaf.dtype != wanted:  # the slab could not hold them
                 raise TypeError(
                     f"{tree.name_of('actions', path)} has dtype {leaf.dtype.name}, but the action space needs "
                     f"{wanted.name}: convert it with tf.cast"

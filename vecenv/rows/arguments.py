@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -56,7 +57,7 @@ def seed_of_each(seed: Seeds, num_envs: int) -> list[int | None]:
         raise ValueError(
             f"If seeds are passed as a list the length must match num_envs={num_envs} but got length={len(seed)}."
         )
-    return [None if one is None else int(one) for one in seed]
+    return [None if one is None else operator.index(one) for one in seed]
 
 
 def split_reset_mask(options: dict[str, Any] | None, num_envs: int) -> tuple[dict[str, Any] | None, np.ndarray | None]:

@@ -225,7 +225,7 @@ class BatchRows(Rows):
                 "mode without infos['final_obs'], which must hold their last observations"
             )
         for path in self._observed:
-            column, name = at.views[(layout.FINAL_OBSERVATION, *path)], tree.name_of(layout.FINAL_OBSERVATION, path)
+            column, name = at.views[(layout.FINAL_OBSERVATION, *path)], tree.name_of("final observation", path)
             for row in ended.tolist():
                 value = tree.pick(finals[row], path)
                 column[row] = fitted(value, column.dtype, column.shape[1:], name, self._who(row))
