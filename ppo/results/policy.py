@@ -159,10 +159,9 @@ class Policy:
                 return np.zeros([num_envs, *space.shape], space.dtype)
             values = self._leaf(observations, path)
             values = values if rank else values[None]
-            if values.shape[1:] != space.shape:
-                raise ValueError(
-                    f"{name_of_leaf('observations', path)} has shape {values.shape}, but the space is {space}"
-                )
+            if values.shape != (wanted := (num_envs, *space.shape)):
+                name = name_of_leaf("observations", path)
+                raise ValueError(f"{name} has shape {values.shape}, but the batch and the space {space} need {wanted}")
             return self._fitted(values, path)
 
         batch = nest(self.observation_space, leaf)
@@ -195,8 +194,11 @@ class Policy:
         rounds = np.issubdtype(space.dtype, np.inexact)
         if not rounds and fitted is not given and not np.array_equal(fitted, given):
             raise ValueError(f"{name} has values of dtype {given.dtype} that {space} cannot hold: do not scale them")
-        if (bad := invalid(space, fitted)) is not None:
-            raise ValueError(f"{name} holds {given[bad][0]}, which is not finite or outside {space}")
+        bad = invalid(space, fitted)
+        if bad is not None and not np.issubdtype(space.dtype, np.inexact):
+            bad &= fitted != 0  # the rows of agents that have left are 0
+        if bad is not None and bad.any():
+            raise ValueError(f"{name} holds {given[bad][0]}, which is not finite as float32 or is outside {space}")
         return fitted
 
 

@@ -79,6 +79,11 @@ def test_a_masked_action_is_not_sampled_and_has_no_probability(load):
     assert set(policy(batch, deterministic=False)) == {0, 2}
     allowed = [policy.log_prob(observation, action) for action in (0, 2)]
     assert np.exp(allowed).sum() == pytest.approx(1, abs=1e-5) and policy.log_prob(observation, 1) < -1e8
+    for wrong in ({**batch, "seen": ONE[None]}, {**batch, "action_mask": observation["action_mask"][None]}):
+        with pytest.raises(
+            ValueError, match=r"observations\['(seen|action_mask)'\] has shape \(\d+, 3\), but the batch"
+        ):
+            policy(wrong)
     nothing = {**observation, "action_mask": np.zeros(3, np.int8)}
     for call in (lambda: policy(nothing, deterministic=False), lambda: policy.log_prob(nothing, 0)):
         with pytest.raises(ppo.NothingAllowed):
@@ -150,7 +155,7 @@ def test_observations_that_do_not_fit_their_space_are_an_error(load):
         "an image scaled to [0, 1]": (spaces.Box(0, 255, (40, 40, 3), np.uint8), np.full((40, 40, 3), 0.5)),
         "an int above the dtype's": (spaces.Box(0, 255, (3,), np.uint8), [1, 2, 256]),
         "a fraction": (spaces.Discrete(3), 0.9),
-        "a choice that does not exist": (spaces.Discrete(3, start=1), [1, 2, 4]),
+        "a choice that does not exist": (spaces.Discrete(3, start=1), [0, 2, 4]),
         "one of many": (spaces.MultiDiscrete([2, 2]), [0, 2]),
         "a bool": (spaces.MultiBinary(3), [0.2, 0.9, 0]),
         "NaN": (SEEN, [0, np.nan, 0]),
@@ -164,6 +169,8 @@ def test_observations_that_do_not_fit_their_space_are_an_error(load):
             ):
                 call(observation)
                 pytest.fail(name)
+    left = load(spaces.Discrete(2), spaces.Discrete(3, start=1))([0, 2])  # 0: the row of an agent that has left
+    assert left.shape == (2,)
     full = spaces.MultiDiscrete([100, 100], start=[28, 28], dtype=np.int8)  # up to the largest int8
     assert load(spaces.Discrete(2), full)(np.array([127, 28], np.int8)) in (0, 1)
     with pytest.raises(ValueError, match="shape"):

@@ -216,6 +216,8 @@ def test_an_exception_of_the_vector_env_names_the_worker_and_its_envs():
 def test_attributes_belong_to_the_vector_env():
     with vecenv.AsyncVectorEnv(batched(4), num_workers=2) as envs:
         assert envs.get_attr("color") == ("blue",) * 4
+        envs.set_attr("color", [np.ones(2) for _ in range(4)])
+        assert envs.get_attr("color")[3].tolist() == [1, 1]
         envs.set_attr("color", "red")
         assert envs.get_attr("color") == ("red",) * 4
         envs.reset(seed=5)

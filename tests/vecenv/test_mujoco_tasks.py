@@ -1,6 +1,7 @@
 """Tests of vecenv/mujoco beyond lockstep equality: custom tasks, contact forces, the clock, and partial batches."""
 
 import copy
+import functools
 import os
 import re
 import warnings
@@ -15,6 +16,7 @@ from gymnasium.vector import AutoresetMode
 
 import vecenv
 from tests.helpers import assert_same
+from vecenv import Batched
 from vecenv.mujoco import Ant, HalfCheetah, Hopper, Humanoid, MujocoVectorEnv
 from vecenv.mujoco.contacts import with_listed_contacts
 from vecenv.mujoco.physics import Physics
@@ -64,6 +66,7 @@ rewards, terminated = np.zeros(4), np.zeros(4, bool)
         ({"infos": {"speed": np.zeros(2)}}, r"info 'speed' \[N, ...\] with N=4; it returned float64\[2\]"),
         ({"infos": {"speed": 3.0}}, r"info 'speed' \[N, ...\] with N=4; it returned float64\[\]"),
         ({"infos": {"speed": {"x": 1}}}, r"info 'speed'.*it returned object"),
+        ({"infos": {3: np.zeros(4)}}, r"Task\.outcome\(\) must return infos whose keys are strings; it returned \[3\]"),
         ({"begin": np.array([[0]] * 3 + [[np.nan]])}, r"Task\.begin\(\) gave NaN in data\.qpos for its env 3"),
     ],
 )
@@ -72,6 +75,39 @@ def test_an_invalid_result_of_a_task_is_an_error_that_names_the_method_and_the_s
         envs = Task(returns=returns)
         envs.reset(seed=0)
         envs.step(ZEROS)
+
+
+def test_observations_that_the_space_of_a_task_cannot_hold_are_an_error():
+    envs = Task()
+    envs.single_observation_space = gym.spaces.Box(0, 255, (2,), np.uint8)
+    for values, fits in ((200.0, True), (300.0, False), (0.5, False), (-1, False)):
+        envs.returns = {"observe": np.full((4, 2), values)}
+        if fits:
+            assert envs.reset(seed=0)[0].tolist() == [[200, 200]] * 4
+        else:
+            with pytest.raises(ValueError, match=r"Task\.observe\(\) must return .* that uint8 cannot hold"):
+                envs.reset(seed=0)
+
+
+def test_a_task_needs_actions_that_are_arrays_and_a_render_mode_that_exists():
+    envs = Task()
+    envs.single_action_space = gym.spaces.Dict(a=gym.spaces.Box(-1, 1, (3,)))
+    envs.reset(seed=0)
+    with pytest.raises(TypeError, match=r"Task has the action space Dict\(.*, but its actions must be arrays"):
+        envs.step({"a": ZEROS})
+    with pytest.raises(ValueError, match="render_mode='rgb_array_list' is unknown: use None or one of"):
+        Task(render_mode="rgb_array_list")
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_an_info_whose_name_begins_with_an_underscore_is_kept(mode):
+    numbers = np.arange(4.0)
+    build = functools.partial(Task, returns={"infos": {"_hidden": numbers}}, max_episode_steps=3)
+    with vecenv.SyncVectorEnv(Batched(build, 4), autoreset_mode=mode, info_keys=("_hidden",), infos=False) as envs:
+        envs.reset(seed=0)
+        for _ in range(3):
+            envs.step(ZEROS)
+        np.testing.assert_array_equal(envs.episode_infos["_hidden"], numbers)
 
 
 def test_the_error_for_a_missing_method_names_the_method():

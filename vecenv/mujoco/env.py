@@ -31,6 +31,7 @@ from vecenv.mujoco.state import restore_states, saved_arrays, states_of
 from vecenv.rows.arguments import Seeds, seed_of_each, split_reset_mask
 from vecenv.rows.infos import mask_infos
 
+RENDER_MODES = ["human", "rgb_array", "depth_array", "rgbd_tuple"]
 Infos = dict[str, Any]
 Step = tuple[Any, np.ndarray, np.ndarray, np.ndarray, Infos]
 """Observations, rewards, terminated, truncated, infos."""
@@ -130,6 +131,8 @@ class MujocoVectorEnv(VectorEnv):
         self.frame_skip = frame_skip
         self.max_episode_steps = max_episode_steps
         self.autoreset_mode = AutoresetMode(autoreset_mode)
+        if render_mode not in (None, *RENDER_MODES):
+            raise ValueError(f"render_mode={render_mode!r} is unknown: use None or one of {RENDER_MODES}")
         self.render_mode = render_mode
         self.physics = Physics(
             xml_file,
@@ -145,7 +148,7 @@ class MujocoVectorEnv(VectorEnv):
         self.init_qpos, self.init_qvel = self.data.qpos[0].copy(), self.data.qvel[0].copy()
         self.dt = self.model.opt.timestep * frame_skip
         self.metadata = {
-            "render_modes": ["human", "rgb_array", "depth_array", "rgbd_tuple"],
+            "render_modes": RENDER_MODES,
             "render_fps": int(np.round(1.0 / self.dt)),
             "autoreset_mode": self.autoreset_mode,
         }
@@ -348,7 +351,7 @@ class MujocoVectorEnv(VectorEnv):
 
     def _final_infos(self, infos: Infos, observations: np.ndarray, ended: np.ndarray) -> Infos:
         """Returns the infos of a step, with `final_info` and `final_obs` for the episodes that ended."""
-        values: Infos = {key: column for key, column in infos.items() if not key.startswith("_")}
+        values: Infos = {key: column for key, column in infos.items() if key[:1] != "_" or key[1:] not in infos}
         result = mask_infos(values, ~ended) if not ended.all() else {}
         result["final_info"], result["_final_info"] = mask_infos(values, ended), ended.copy()
         final_obs = np.full(self.num_envs, None, dtype=object)
@@ -416,6 +419,10 @@ class MujocoVectorEnv(VectorEnv):
     def _infos(self, method: str, infos: Infos) -> Infos:
         if not isinstance(infos, dict):
             raise TypeError(f"{type(self).__name__}.{method} must return infos as a dict; it returned {infos!r}")
+        if odd := [key for key in infos if not isinstance(key, str)]:
+            raise TypeError(
+                f"{type(self).__name__}.{method} must return infos whose keys are strings; it returned {odd}"
+            )
         return {
             key: self._checked_output(method, f"info {key!r} [N, ...]", values).copy() for key, values in infos.items()
         }
@@ -437,7 +444,16 @@ class MujocoVectorEnv(VectorEnv):
             raise ValueError(
                 f"{type(self).__name__}.{method} must return {what}{n}; it returned {array.dtype}{list(array.shape)}"
             )
-        return array if dtype is None else array.astype(dtype, copy=False)
+        if dtype is None or array.dtype == dtype:
+            return array
+        with np.errstate(invalid="ignore"):
+            converted = array.astype(dtype)
+        if converted.dtype.kind != "f" and not np.array_equal(converted, array):
+            raise ValueError(
+                f"{type(self).__name__}.{method} must return {what}; it returned numbers of {array.dtype} that "
+                f"{converted.dtype} cannot hold"
+            )
+        return converted
 
     def _check_finite(self, method: str, what: str, array: np.ndarray, mask: np.ndarray) -> None:
         """Raises InvalidRow if a method of a custom task gave NaN or an infinite value for an env in the mask."""
@@ -479,7 +495,11 @@ class MujocoVectorEnv(VectorEnv):
 
     def _checked_actions(self, actions: Any, ids: Sequence[int]) -> np.ndarray:
         actions = np.ascontiguousarray(actions)  # the memory order determines the order of summation
-        shape = (len(ids), *self.single_action_space.shape)  # type: ignore[misc]
+        if (of_one := self.single_action_space.shape) is None:
+            raise TypeError(
+                f"{type(self).__name__} has the action space {self.single_action_space}, but its actions must be arrays"
+            )
+        shape = (len(ids), *of_one)
         if actions.shape != shape:
             raise ValueError(f"actions have shape {actions.shape}, but these envs need {shape}")
         if actions.dtype.kind not in "biuf":

@@ -310,7 +310,7 @@ class BatchRows(Rows):
 
         def write() -> None:
             self._attribute(name)
-            if any(value is not values[0] and value != values[0] for value in values):
+            if any(value is not values[0] and not np.all(value == values[0]) for value in values):
                 raise ValueError(f"{name!r} is one attribute of {type(self._env).__name__} for all its envs. {ADVICE}")
             setattr(self._env, name, values[0])
 
