@@ -299,10 +299,17 @@ def _random_observations(served: _Served, seed: int) -> Any:
     Numbers that float32 would round have the mean and the standard deviation of the observations in training.
     """
     space, agent = served.observations, served.agent
-    space.seed(seed)
-    samples = [space.sample() for _ in range(NUM_TRIALS)]
-    batch = nest(space, lambda path: np.stack([pick(sample, path) for sample in samples]))
     rng = np.random.default_rng(seed)
+
+    def sampled(path: tuple) -> np.ndarray:
+        leaf = pick(space, path)
+        if leaf.dtype == np.float64:  # Gymnasium cannot sample from a range whose length overflows
+            low, high = (np.where(np.isfinite(x), np.clip(x, -1e300, 1e300), x) for x in (leaf.low, leaf.high))
+            leaf = spaces.Box(low, high, dtype=np.float64)
+        leaf.seed(int(rng.integers(2**31)))
+        return np.stack([leaf.sample() for _ in range(NUM_TRIALS)])
+
+    batch = nest(space, sampled)
     for path, moments in agent.observations.shifted:
         values = pick(batch, path)
         drawn = rng.normal(moments.mean, np.sqrt(moments.variance), [NUM_TRIALS, *moments.mean.shape])

@@ -27,7 +27,11 @@ VECTOR = spaces.Box(-1, 1, (3,), np.float32)
 CASES = {
     "vector to Box": (VECTOR, spaces.Box(-0.05, 0.03, (2,)), {"policy_output_gain": 1.0}),
     "tanh": (VECTOR, spaces.Box(-3, 1, (2, 2)), {"action_transform": "tanh", "activation": "elu"}),
-    "float64 action": (VECTOR, spaces.Box(-0.3, 0.1, (2,), np.float64), {"policy_output_gain": 9.0}),
+    "float64": (
+        spaces.Box(-np.finfo(np.float64).max, np.finfo(np.float64).max, (3,), np.float64),
+        spaces.Box(-0.3, 0.1, (2,), np.float64),
+        {"policy_output_gain": 9.0},
+    ),
     "GRU": (VECTOR, spaces.Box(-2, 2, (2,)), {"recurrent": "gru", "policy_output_gain": 1.0}),
     "LSTM to Discrete": (VECTOR, spaces.Discrete(3, start=2), {"recurrent": "lstm", "policy_output_gain": 1.0}),
     "image to MultiBinary": (spaces.Box(0, 255, (48, 48, 3), np.uint8), spaces.MultiBinary(3), {}),
@@ -64,7 +68,7 @@ CASES = {
 
 QUICK = {
     "savedmodel": ("tanh", "image to MultiBinary", "Tuple"),
-    "tflite": ("float64 action", "GRU", "small image", "Dict with mask"),
+    "tflite": ("float64", "GRU", "small image", "Dict with mask"),
     "onnx": ("vector to Box", "LSTM to Discrete", "Tuple", "Dict with mask"),
 }
 
