@@ -30,6 +30,13 @@ def in_order(enabled: bool) -> AbstractContextManager[None]:
     """Returns a context in which, if enabled, graph functions run one operation at a time, on one thread.
 
     This is faster if operations depend on one another and take less time than passing them between threads. Functions
-    must also be traced in this context, including the functions that they call.
+    must also be traced in this context, including the functions that they call. With an accelerator, the context
+    changes nothing, because a thread that waits for another device would wait forever.
     """
-    return context.function_executor_type("SINGLE_THREADED_EXECUTOR") if enabled else nullcontext()
+    return context.function_executor_type("SINGLE_THREADED_EXECUTOR") if enabled and _is_alone() else nullcontext()
+
+
+@functools.cache
+def _is_alone() -> bool:
+    """Returns whether the CPU is the only device."""
+    return len(tf.config.list_logical_devices()) == 1

@@ -59,7 +59,8 @@ if program == "pip":
     setup.read("setup.cfg")
     extras = [name for word in words for group in re.findall(r"^\\.\\[(.+)\\]$", word) for name in group.split(",")]
     unknown = set(extras) - set(setup["options.extras_require"])
-    sys.exit(f"there is no extra {{unknown}}" if unknown or words[0] != "install" else 0)
+    known = words[0] in ("install", "uninstall") and not unknown
+    sys.exit(0 if known else f"{{words}} names an unknown command or extra")
 if program == "mypy" and words:
     sys.exit("mypy checks the packages that pyproject.toml lists")
 if program in ("ruff", "mypy"):

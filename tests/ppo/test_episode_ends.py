@@ -93,8 +93,8 @@ def test_values_are_wrong_if_termination_and_truncation_are_swapped(ends, monkey
 
 @pytest.mark.slow
 def test_values_are_wrong_if_the_next_episode_replaces_the_final_observation(monkeypatch):
-    def wrong(self, predictions, rollout):
-        return predictions.values[1:]
+    def wrong(self, values, memory, rollout):
+        return values[1:]
 
     monkeypatch.setattr(Learner, "_next_values", wrong)
     assert (np.abs(learned_values(ends=False) / true_values(ends=False) - 1) > 0.3).any()

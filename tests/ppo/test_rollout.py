@@ -59,8 +59,7 @@ print("all on the host")
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("recurrent", ["none", "gru"])
+@pytest.mark.parametrize("recurrent", ["none", pytest.param("gru", marks=pytest.mark.slow)])
 def test_with_an_accelerator_rollouts_stay_on_the_host_and_fetch_no_weights_during_steps(tmp_path, recurrent):
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, recurrent, str(tmp_path)], capture_output=True, text=True, timeout=240
