@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any
 
+import numpy as np
 from gymnasium import Space, spaces
 
 from vecenv.errors import UnsupportedSpace
@@ -62,6 +63,14 @@ def check_gymnasium_spaces(space: Space) -> None:
                 f"`shared_memory=False`, or omit the argument: {name_of('the space', path)} is a "
                 f"{type(leaf).__name__}, which cannot be stored in shared memory."
             )
+
+
+def can_hold(dtype: Any, values: np.ndarray) -> bool:
+    """Returns whether numbers keep their values in a dtype. Floats may be rounded."""
+    if np.can_cast(values.dtype, dtype, "same_kind" if np.dtype(dtype).kind in "fc" else "safe"):
+        return True
+    with np.errstate(invalid="ignore"):
+        return values.dtype.kind in "biuf" and np.array_equal(values.astype(dtype), values)
 
 
 def name_of(root: str, path: Path) -> str:

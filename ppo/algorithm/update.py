@@ -155,8 +155,7 @@ class Learner(tf.Module):
         rate: The learning rate of the schedule "kl_adaptive". With other schedules and `kl_limit`, the scheduled
             learning rate is multiplied by `rate / config.learning_rate`.
         compiled: Whether `learn` has compiled the update, which takes much longer than an update.
-        observe: Adds a rollout to the statistics of observations and rewards and changes nothing else, a graph
-            function.
+        observe: A graph function that only adds a rollout to the statistics of observations and rewards.
         update: The graph function of `learn`.
     """
 

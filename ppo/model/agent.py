@@ -147,7 +147,7 @@ class Agent(tf.Module):
         network: Encodes the inputs one state at a time, computes `features` of the encoded inputs, and `outputs` and
             `values` from the features or, if there is a `core`, from its output.
         state_size: Length S of the recurrent memory of one env; 0 without a recurrent core.
-        become: Copies all variables of another agent with the same spaces and settings, a graph function.
+        become: A graph function that copies all variables of another agent with the same spaces and settings.
 
     Raises:
         vecenv.UnsupportedSpace: If there is no policy or no network for the spaces.

@@ -19,7 +19,7 @@ from ppo.model.observations import invalid
 from ppo.run.checkpoint import LATEST, Checkpoints, check_actions, name_of, only_reward_moments
 from ppo.run.folder import Run
 from ppo.run.modules import config_to_load
-from vecenv.spaces import leaves, nest, pick
+from vecenv.spaces import can_hold, leaves, nest, pick
 from vecenv.spaces import name_of as name_of_leaf
 
 
@@ -189,11 +189,10 @@ class Policy:
         space, name = pick(self.observation_space, path), name_of_leaf("observations", path)
         if path in self._agent.observations.mask_paths:
             return (given != 0).astype(space.dtype)
-        with np.errstate(invalid="ignore", over="ignore"):  # checked below
-            fitted = given.astype(space.dtype, copy=False)
-        rounds = np.issubdtype(space.dtype, np.inexact)
-        if not rounds and fitted is not given and not np.array_equal(fitted, given):
+        if not can_hold(space.dtype, given):
             raise ValueError(f"{name} has values of dtype {given.dtype} that {space} cannot hold: do not scale them")
+        with np.errstate(over="ignore"):  # checked next
+            fitted = given.astype(space.dtype, copy=False)
         bad = invalid(space, fitted)
         if bad is not None and not np.issubdtype(space.dtype, np.inexact):
             bad &= fitted != 0  # the rows of agents that have left are 0

@@ -544,6 +544,7 @@ def test_tensorflow_is_imported_without_keras_which_networks_can_still_use():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system cannot pin a process to a core")
 def test_an_env_in_this_process_may_ask_a_policy_on_a_single_core(tmp_path):
     env = make_cartpole()
     opponent = untrained_run(tmp_path / "opponent", env.observation_space, env.action_space).path

@@ -446,14 +446,12 @@ class MujocoVectorEnv(VectorEnv):
             )
         if dtype is None or array.dtype == dtype:
             return array
-        with np.errstate(invalid="ignore"):
-            converted = array.astype(dtype)
-        if converted.dtype.kind != "f" and not np.array_equal(converted, array):
+        if not tree.can_hold(dtype, array):
             raise ValueError(
                 f"{type(self).__name__}.{method} must return {what}; it returned numbers of {array.dtype} that "
-                f"{converted.dtype} cannot hold"
+                f"{np.dtype(dtype)} cannot hold"
             )
-        return converted
+        return array.astype(dtype)
 
     def _check_finite(self, method: str, what: str, array: np.ndarray, mask: np.ndarray) -> None:
         """Raises InvalidRow if a method of a custom task gave NaN or an infinite value for an env in the mask."""

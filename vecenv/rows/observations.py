@@ -106,13 +106,9 @@ def fitted(value: Any, dtype: np.dtype, shape: tuple[int, ...], name: str, who: 
             f"{name} of {who} has shape {given.shape}, but its space says {shape}. "
             "Fix the env's observation_space or what its reset() and step() return."
         )
-    rounds = dtype.kind in "fc" and np.can_cast(given.dtype, dtype, "same_kind")
-    if rounds or np.can_cast(given.dtype, dtype):
-        return given
-    converted = given.astype(dtype) if given.dtype.kind in "biuf" else None
-    if converted is None or not np.array_equal(converted, given):
+    if not tree.can_hold(dtype, given):
         raise TypeError(
             f"{name} of {who} has dtype {given.dtype}, which does not fit its space's {dtype} without loss. "
             "Fix the env's observation_space or what its reset() and step() return."
         )
-    return converted
+    return given

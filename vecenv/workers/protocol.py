@@ -205,13 +205,13 @@ def encode(kind: Kind, slot: int = 0, payload: Any = None) -> bytes:
 
 def _unpicklable(objects: StepObjects) -> list[str]:
     """Returns the keys of the infos that cannot be pickled."""
-    found = {}
+    found: list[str] = []
     for key, values in (item for part in objects.infos for item in part.partial.items()):
         try:
             cloudpickle.dumps(values)
         except Exception:
-            found[key] = True
-    return [*found]
+            found.append(key)
+    return found
 
 
 def decode(payload: bytes | bytearray | None) -> Any:
