@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Iterable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 # oneDNN's convolutions are also much faster on CPUs with AVX2. No effect if TensorFlow is already imported.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
-# Otherwise, TensorFlow reserves all memory of each GPU, also where several runs or ranks share one. No effect on a GPU
+# Otherwise, TensorFlow reserves all memory of each GPU, also where several runs share one. No effect on a GPU
 # that TensorFlow already uses.
 os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
 
@@ -68,6 +67,8 @@ def train(
     logdir: Path | str = "runs",
     name: str | None = None,
     init_from: Run | Path | str | None = None,
+    collectors: int | None = None,
+    cluster: str | None = None,
     progress: bool = True,
 ) -> Result:
     """Trains a policy and saves the run in a new folder of `logdir`, as the command `ppo train` does.
@@ -90,6 +91,10 @@ def train(
         init_from: Run folder, or its name in `logdir`, whose newest checkpoint gives the initial networks and
             normalizers. The spaces, the settings of the networks and the normalize_* settings must match. The optimizer
             and the step count start from scratch.
+        collectors: Number of collectors on Ray, among which the envs are divided (docs/cluster.md). None: this process
+            and its workers step the envs.
+        cluster: Address of the Ray cluster of the collectors, "host:port" or "auto". None: the variable RAY_ADDRESS, or
+            Ray on this machine.
         progress: Whether to show progress on stdout, as the command does.
 
     Raises:
@@ -102,7 +107,6 @@ def train(
     from ppo.envs import naming
     from ppo.run.folder import Run
     from ppo.run.modules import check_places, modules_of
-    from ppo.run.ranks import copy_folder, is_first_rank
     from ppo.startup import load_tensorflow
 
     config = naming(config, envs, name)
@@ -113,15 +117,12 @@ def train(
     origin = None if init_from is None else Run.open(init_from, logdir)
     if origin is not None:
         check_origin(origin, config)
-    with ExitStack() as stack:
-        if not is_first_rank():  # rank 0 keeps the run
-            logdir = stack.enter_context(copy_folder())
-        run = Run.create(logdir, name or (config.env if envs is None else "train"), config)
-        try:
-            return _train(config, run, envs, eval_envs, callbacks, progress, origin=origin)
-        except BaseException:
-            run.discard_if_empty()
-            raise
+    run = Run.create(logdir, name or (config.env if envs is None else "train"), config)
+    try:
+        return _train(config, run, envs, eval_envs, callbacks, progress, collectors, cluster, origin=origin)
+    except BaseException:
+        run.discard_if_empty()
+        raise
 
 
 def resume(
@@ -132,6 +133,8 @@ def resume(
     eval_envs: EnvSource = None,
     callbacks: Callback | Iterable[Callback] = (),
     trust_modules: bool = False,
+    collectors: int | None = None,
+    cluster: str | None = None,
     progress: bool = True,
     **settings: Any,
 ) -> Result:
@@ -142,8 +145,7 @@ def resume(
         total_steps: New total of env-steps, including those already taken. None: unchanged.
         envs: The envs, if the run was trained on envs passed to `ppo.train`.
         eval_envs: As for `train`, which also lists the result and other errors.
-        callbacks: As for `train`.
-        progress: As for `train`.
+        callbacks, collectors, cluster, progress: As for `train`. The run may have had other collectors, or none.
         trust_modules: Whether to allow the import of the modules that the run names.
         **settings: New values of other settings that a resumed run may change (`ppo.config.RESUMABLE`).
 
@@ -167,7 +169,7 @@ def resume(
     config = replace(config_to_load(run, env=envs is None), **settings)
     run.check_resumable(config)
     load_tensorflow()
-    return _train(config, run, envs, eval_envs, callbacks, progress, resume=True)
+    return _train(config, run, envs, eval_envs, callbacks, progress, collectors, cluster, resume=True)
 
 
 def _train(
@@ -177,25 +179,29 @@ def _train(
     eval_envs: EnvSource,
     callbacks: Callback | Iterable[Callback],
     progress: bool,
+    collectors: int | None,
+    cluster: str | None,
     *,
     origin: Run | None = None,
     resume: bool = False,
 ) -> Result:
     """Trains in a run folder, shows progress, and calls `on_end` of all callbacks."""
     from ppo.callbacks import Callback, Callbacks
+    from ppo.collectors import OnRay
+    from ppo.config import ConfigError
     from ppo.run.display import display_for
-    from ppo.run.ranks import check_same, connected, folder_of
     from ppo.trainer import run_training
 
-    with connected() as ranks, display_for(progress if ranks.number == 0 else False) as display:
+    if cluster is not None and collectors is None:
+        raise ConfigError("a cluster needs collectors: set their number (--collectors), or omit the cluster")
+    on_ray = None if collectors is None else OnRay(collectors, cluster)
+    with display_for(progress) as display:
         given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
-        callback = Callbacks([display, *given] if ranks.number == 0 else [])
+        callback = Callbacks([display, *given])
         try:
-            with folder_of(ranks, run, resume=resume) as own:
-                check_same(ranks, config)  # Order: after this, no rank reads the folder that rank 0 writes
-                result = run_training(
-                    config, own, callback, envs=envs, eval_envs=eval_envs, resume=resume, origin=origin, ranks=ranks
-                )
+            result = run_training(
+                config, run, callback, envs=envs, eval_envs=eval_envs, resume=resume, origin=origin, on_ray=on_ray
+            )
         except BaseException as error:
             callback.on_end(None, error)
             raise

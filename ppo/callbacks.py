@@ -163,7 +163,7 @@ class Callbacks(Callback):
         for callback in self._callbacks if callbacks is None else callbacks:
             try:
                 getattr(callback, name)(*arguments)
-            except StopTraining:  # only recorded, because all ranks must complete the update together
+            except StopTraining:  # only recorded, because the update is completed first
                 self.interrupted = True
 
     def on_end(self, result: Result | None, error: BaseException | None) -> None:

@@ -301,35 +301,6 @@ class Config:
         """Samples per update, N * T."""
         return self.num_envs * self.num_steps
 
-    def share(self, ranks: int) -> Config:
-        """Returns the settings of one of K ranks, which average what they have learned after each update.
-
-        Each rank has N / K envs and minibatches of the full size, and so a K-th of the gradient steps. The mean of K
-        gradients has less noise, which allows sqrt(K) times the learning rate.
-
-        Raises:
-            ConfigError: If the ranks cannot have equal shares.
-        """
-        if ranks < 1:
-            raise ConfigError(f"there cannot be {ranks} ranks: use 1 or more")
-        if ranks == 1:
-            return self
-        for name in ("num_envs", "num_workers"):
-            if (getattr(self, name) or 0) % ranks:
-                raise ConfigError(
-                    f"{ranks} ranks cannot share {name}={getattr(self, name)} equally: use a multiple of {ranks}"
-                )
-        try:
-            return replace(
-                self,
-                num_envs=self.num_envs // ranks,
-                num_workers=self.num_workers and self.num_workers // ranks,
-                total_steps=-(-self.total_steps // ranks),
-                learning_rate=self.learning_rate * math.sqrt(ranks),
-            )
-        except ConfigError as error:
-            raise ConfigError(f"the settings of each of {ranks} ranks: {error}") from None
-
     @property
     def num_minibatches(self) -> int:
         """Gradient steps per epoch."""

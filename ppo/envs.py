@@ -80,25 +80,33 @@ def naming(config: Config, source: EnvSource, name: str | None = None) -> Config
     return dataclasses.replace(config, env=name or (function if function.isidentifier() else "given"))
 
 
-def training_envs(config: Config, source: EnvSource, evaluated: EnvSource = None) -> AbstractContextManager[Any]:
+def training_envs(
+    config: Config, source: EnvSource, evaluated: EnvSource = None, *, own: range | None = None, shares: int = 1
+) -> AbstractContextManager[Any]:
     """Returns a context manager that makes and closes the training envs. A vector env passed by the user stays open.
 
     The vector env is one of `Envs` or, for several agents, a `vecenv.adapters.pettingzoo.ParallelVectorEnv`.
-    `evaluated` is what evaluations and videos use; None for `source`. Raises ConfigError if the passed envs do not
-    match the config, or there is not enough memory.
+    `evaluated` is what evaluations and videos use; None for `source`. `own` are the numbers of the envs to make; None
+    for all envs of the run. They have one of `shares` equal parts of the run's workers. Raises ConfigError if the
+    passed envs do not match the config, or there is not enough memory.
     """
     from ppo.footprint import naming_settings
 
-    _check_settings(config, source, evaluated)
+    check_settings(config, source, evaluated)
     if isinstance(source, Sequence) and len(source) != config.num_envs:
         raise ConfigError(
             f"got {len(source)} functions that make envs, but num_envs is {config.num_envs}: pass one function per env"
         )
+    if own is not None and isinstance(source, Sequence):
+        source = source[own.start : own.stop]
+    num_envs = config.num_envs if own is None else len(own)
+    if config.num_workers:
+        config = dataclasses.replace(config, num_workers=-(-config.num_workers // shares))  # rounded up
     with naming_settings(config):
-        return _envs(config, source, config.num_envs, vector_options(config), trains=True)
+        return _envs(config, source, num_envs, vector_options(config), trains=True)
 
 
-def _check_settings(config: Config, source: EnvSource, evaluated: EnvSource) -> None:
+def check_settings(config: Config, source: EnvSource, evaluated: EnvSource) -> None:
     """Raises ConfigError if settings would have no effect on the envs that were passed, or need other envs."""
     settings = ["env_kwargs", "eval_env_kwargs", "wrappers"] if source is not None else []
     settings += ["eval_env_kwargs"] if source is None and evaluated is not None else []

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import gymnasium as gym
+
 import vecenv
 from ppo.config import Config, ConfigError
 from ppo.model.networks import cnn_for
@@ -20,15 +22,19 @@ OTHER_MAPPINGS = 1_200  # a reserve for envs and libraries
 MAPS, MAX_MAP_COUNT = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
 
 
-def check_memory(config: Config, envs: vecenv.AsyncVectorEnv | vecenv.SyncVectorEnv) -> None:
+def check_memory(config: Config, space: gym.Space, *, held_bytes: int) -> None:
     """Raises ConfigError if training would need more memory than is available. Does nothing if that is unknown.
 
     Counts the rollouts, the update's copies of their observations, the layers' activations for a minibatch, and
     TensorFlow itself, but neither weights nor the layers of a custom network. Rollouts in shared memory do not count,
     because the engine has already allocated them.
+
+    Args:
+        config: The settings of a team.
+        space: The observation space of an agent.
+        held_bytes: Memory for rollouts that the collector allocates in this process.
     """
     cnn = config.cnn if config.network is None else "nature"
-    space = envs.single_observation_space
     observations = Observations(space, mask_size=None, clip=1.0, normalize=False, normalize_images=False, cnn=cnn)
     inputs = [(tuple(spec.shape[1:]), spec.dtype.size) for spec in observations.specs.values()]
     observation = sum(math.prod(shape) * size for shape, size in inputs)  # bytes
@@ -40,9 +46,7 @@ def check_memory(config: Config, envs: vecenv.AsyncVectorEnv | vecenv.SyncVector
                 numbers = math.prod(shape) + sum(math.prod(layer.outputs) for layer in network.convolutions(shape))
                 activations += 4 * numbers
     copies = 2 if observations.has_images else 4  # XLA, which compiles the update for vectors, also transposes them
-    rollouts = copies * observation * (config.num_steps + 1) * config.num_envs
-    if not getattr(envs, "num_workers", 0):
-        rollouts += sum(array.nbytes for array in envs.arrays.values())
+    rollouts = copies * observation * (config.num_steps + 1) * config.num_envs + held_bytes
     # Every layer has an output before and after its nonlinearity, and a gradient.
     minibatch = config.minibatch_size * (observation + 3 * activations)
     needed = rollouts + minibatch + (TENSORFLOW_IMAGES if observations.has_images else TENSORFLOW)

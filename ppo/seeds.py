@@ -58,22 +58,14 @@ def network_seed(seed: int) -> int:
     return _number(seed, _Purpose.NETWORK) % 2**31
 
 
-def sampling_seed(seed: int, rollout: int, rank: int | None = None) -> np.ndarray:
-    """Returns the seed of a rollout's action noise, `int32[2]`, for TensorFlow's stateless operations.
-
-    With several ranks, it is the seed of one of them.
-    """
-    return _stream(seed, _Purpose.SAMPLING, rollout, *_of(rank)).generate_state(2).view(np.int32)
+def sampling_seed(seed: int, rollout: int) -> np.ndarray:
+    """Returns the seed of a rollout's action noise, `int32[2]`, for TensorFlow's stateless operations."""
+    return _stream(seed, _Purpose.SAMPLING, rollout).generate_state(2).view(np.int32)
 
 
-def shuffling_rng(seed: int, update: int, rank: int | None = None) -> np.random.Generator:
-    """Returns the generator that shuffles the samples of an update, or, with several ranks, those of one rank."""
-    return np.random.default_rng(_stream(seed, _Purpose.SHUFFLING, update, *_of(rank)))
-
-
-def _of(rank: int | None) -> tuple[int, ...]:
-    """Returns the part of a key that belongs to one of several ranks."""
-    return () if rank is None else (rank,)
+def shuffling_rng(seed: int, update: int) -> np.random.Generator:
+    """Returns the generator that shuffles the samples of an update."""
+    return np.random.default_rng(_stream(seed, _Purpose.SHUFFLING, update))
 
 
 def _stream(seed: int, *key: int) -> np.random.SeedSequence:

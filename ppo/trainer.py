@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 
 import tensorflow as tf
 
 import vecenv
-from ppo.algorithm.ranks import Exchange, RankLost, Ranks
 from ppo.algorithm.rollout import Collected, Collector
-from ppo.algorithm.teams import Team, team_of_envs, team_of_group
+from ppo.algorithm.teams import Team, config_of, team_of
 from ppo.callbacks import Callbacks
-from ppo.config import Config, ConfigError
-from ppo.envs import EnvSource, evaluation_envs, mask_warning, spaces_of, training_envs
+from ppo.collectors import OnRay, collector_for
+from ppo.config import Config
+from ppo.envs import EnvSource, evaluation_envs, mask_warning, spaces_of
 from ppo.footprint import check_mappings, check_memory
 from ppo.graphs import graph_function
 from ppo.model.agent import Agent
@@ -30,8 +29,6 @@ from ppo.run.resume import Progress, Saver, start_from
 from ppo.run.scores import Evaluation, Result
 from ppo.run.signals import stop_on_signal
 from ppo.run.status import Collecting, Status, Tally
-from ppo.seeds import env_seeds, sampling_seed
-from vecenv.ingraph import InGraphVectorEnv
 
 
 def run_training(
@@ -43,7 +40,7 @@ def run_training(
     eval_envs: EnvSource = None,
     resume: bool = False,
     origin: Run | None = None,
-    ranks: Ranks = Ranks(),  # noqa: B008  # it has no state
+    on_ray: OnRay | None = None,
 ) -> Result:
     """Trains for `config.total_steps` and writes everything to the run folder. See `ppo.train` for the errors.
 
@@ -56,28 +53,19 @@ def run_training(
         envs, eval_envs: As for `ppo.train`.
         resume: Whether to continue from the newest checkpoint.
         origin: The run from which a new run takes its initial networks and normalizers.
-        ranks: The ranks of the run. Rank 0 evaluates, reports and saves; the run folders of the other ranks are
-            temporary; see `ppo.run.ranks`.
-
-    Raises:
-        RankLost: If another rank has ended or does not answer.
+        on_ray: The collectors on Ray that step the envs. None: this process and its workers step them.
     """
-    share = config.share(ranks.count)
-    if config.is_multi_agent and ranks.count > 1:
-        raise ConfigError("several ranks cannot train envs with several agents: omit --ranks")
     status = Status("building the environments")
     callback.attach(config)
     callback.on_status(status)
     if resume:
         run.check_given(envs is not None)  # before `config.env` is made, which may not exist
-    with run.locked(callback.on_warning), training_envs(share, envs, eval_envs) as vector:
-        teams = spaces_of(config, vector)
+    making = collector_for(config, envs, eval_envs, on_ray, callback.on_warning)
+    with run.locked(callback.on_warning), making as collector:
+        teams = dict(collector.spaces)
         check_mappings(len(teams))
-        if config.is_multi_agent:
-            for group in vector.groups.values():
-                check_memory(config.of_team(len(group.group.agents)), group)
-        else:
-            check_memory(share, vector)
+        for name, (observed, _) in teams.items():
+            check_memory(config_of(config, collector.members[name]), observed, held_bytes=collector.held_bytes)
         transform, log_std = config.action_transform, config.initial_log_std
         for _, acted in teams.values():
             warning = scale_warning(acted, transform=transform, initial_log_std=log_std)
@@ -90,9 +78,8 @@ def run_training(
         if origin is not None:
             origin.check_spaces(teams)
         evaluated = envs if eval_envs is None else eval_envs
-        if ranks.number == 0:
-            _check_evaluation(config, run, evaluated, callback.on_warning)
-        trainer = Trainer(config, run, vector, callback, evaluated, resume=resume, status=status, ranks=ranks)
+        _check_evaluation(config, run, evaluated, callback.on_warning)
+        trainer = Trainer(config, run, collector, callback, evaluated, resume=resume, status=status)
         with closing(trainer), stop_on_signal() as stop:
             if origin is not None:
                 started = {team.name: (team.agent, team.learner.rewards.moments) for team in trainer.teams}
@@ -100,11 +87,10 @@ def run_training(
             worker_died = False
             try:
                 trainer.begin()
-                while not trainer.progress.finished and not ranks.any(stop.is_set() or callback.should_stop):
+                while not trainer.progress.finished and not (stop.is_set() or callback.should_stop):
                     trainer.conclude(trainer.iterate())
                 reason = trainer.reason(interrupted=stop.is_set() or callback.interrupted)
-                # Order: all ranks take the same branch, although only rank 0 has callbacks.
-                if reason or (trainer.progress.finished and not ranks.any(callback.interrupted)):
+                if reason or (trainer.progress.finished and not callback.interrupted):
                     return Result(run.path, trainer.progress.env_steps, trainer.finish(reason), stopped=reason)
             except BaseException as error:
                 # A signal may go to the whole process group, whose workers it then kills.
@@ -112,7 +98,7 @@ def run_training(
                 if not worker_died:
                     trainer.rescue(error)
                     raise
-            trainer.save(alone=worker_died)
+            trainer.save()
             return Result(run.path, trainer.progress.env_steps, evaluation=None, signal=stop.number)
 
 
@@ -142,50 +128,40 @@ def _check_evaluation(config: Config, run: Run, source: EnvSource, warn: Callabl
 
 
 class Trainer:
-    """A run's envs, agent and learner, and the steps of its loop. `run_training` documents the arguments.
+    """A run's agent, learner and collector, and the steps of its loop. `run_training` documents the arguments.
 
     Attributes:
-        envs: The training envs as graph operations.
         teams: The policies with their learners: one if the envs have one agent.
         agent: The networks, normalizers and action distribution of the first team.
         learner: Updates this agent.
-        collector: Collects rollouts with the policies.
+        collector: Steps the envs with the policies.
         progress: How far the run has come.
         evaluation: Evaluation of the current policy; None if it has not been evaluated.
     """
 
     def __init__(
-        self, config: Config, run: Run, vector: Any, callback: Callbacks, source: EnvSource = None, *,
-        resume: bool = False, status: Status | None = None, ranks: Ranks = Ranks(),  # noqa: B008
+        self, config: Config, run: Run, collector: Collector, callback: Callbacks, source: EnvSource = None, *,
+        resume: bool = False, status: Status | None = None,
     ):  # fmt: skip
         self._status = Status("training") if status is None else status
         self.config, self._run, self._callback, self._source = config, run, callback, source
-        self._ranks, self._rank = ranks, ranks.number if ranks.count > 1 else None
-        own, total = ranks.envs(config), config.num_envs
-        joint = vector.joint if config.is_multi_agent else vector
-        self.envs = InGraphVectorEnv(joint, num_steps=config.num_steps, timeout_s=config.step_timeout_s)
-        self.teams: list[Team]
-        if config.is_multi_agent:
-            self.teams = [team_of_group(config, self.envs, group) for group in vector.groups.values()]
-        else:
-            (spaces,) = spaces_of(config, vector).values()
-            self.teams = [team_of_envs(config.share(ranks.count), self.envs, spaces, total, own)]
-        acting = [(team.name, team.actor, team.view) for team in self.teams]
-        self.collector = Collector(self.envs, acting, total=total, own=own)
+        self.teams = [
+            team_of(config, name, collector.members[name], spaces) for name, spaces in collector.spaces.items()
+        ]
+        self.collector = collector
+        collector.use([team.actor for team in self.teams])
         self.agent, self.learner = self.teams[0].agent, self.teams[0].learner
         self.progress = Progress(config, {team.name: team.members for team in self.teams if team.name})
         learning: list[tf.Module] = [module for team in self.teams for module in (team.agent, team.learner)]
         learned = {variable.ref(): variable for module in learning for variable in module.variables}
         self._learned = list(learned.values())
-        of_envs = [*self.collector.state, *(team.learner.rewards.running_return for team in self.teams)]
-        self._exchange = Exchange(ranks, learning, of_envs)
         self._values = graph_function(lambda: [variable.read_value() for variable in self._learned])
         self._ahead = False  # whether a rollout was collected from which no update has learned
         # The actors are not saved, because they are the agents or copies of them.
-        modules: dict[str, Any] = {"collector": tf.train.Checkpoint(state=self.collector.state)}
+        modules: dict[str, Any] = {}
         for team in self.teams:
             modules |= {name_of("agent", team.name): team.agent, name_of("learner", team.name): team.learner}
-        self._saver = Saver(run, self.progress, self.envs, callback, modules, ranks=ranks)
+        self._saver = Saver(run, self.progress, collector, callback, modules)
         if resume:
             self._saver.resume(config)
         self._writer = MetricsWriter(run, config, self.progress.env_steps)
@@ -199,13 +175,7 @@ class Trainer:
         self._status.activity = "resetting the environments"
         progress = self.progress
         if not self._saver.restore_envs():
-            with self.envs.raising():
-                # The seeds depend on env_steps, so that a resumed run does not repeat its first episodes.
-                seeds = env_seeds(self.config.seed, self.config.num_envs, env_steps=progress.env_steps)
-                self.envs.reset(seed=seeds[self._ranks.envs(self.config)])
-            for team in self.teams:
-                team.learner.rewards.begin()
-            self.collector.begin()
+            self.collector.begin(progress.env_steps)
         progress.clock = Clock(progress.clock.wall_s, progress.env_steps)
         self._status.activity = "training"
         self.policies()
@@ -223,10 +193,8 @@ class Trainer:
         if progress.updates == 0 and any(team.learner.unseen for team in self.teams):
             # Without statistics, the first update would train on unscaled, clipped features, which then change at once.
             # Rollout 0 therefore only initializes the normalizers.
-            self._exchange.begin()
             for team, part in zip(self.teams, self._collect(0), strict=True):
                 team.learner.observe(part)
-            self._exchange.finish({})
         with progress.clock.spent_on("collect"):
             collected = self._collect(progress.updates + 1)
         with self._undone_on_error():
@@ -239,25 +207,22 @@ class Trainer:
         times = progress.clock.read(progress.env_steps)
         return {"env_steps": progress.env_steps, **times, **progress.episodes.summary(), **losses}
 
-    def _learn(self, collected: list[Collected]) -> dict[str, float]:
+    def _learn(self, collected: Sequence[Collected]) -> dict[str, float]:
         """Updates each team with its rollout, and returns the metrics."""
         progress = self.progress
         losses: dict[str, float] = {}
         found: dict[str, list[float]] = {}
-        self._exchange.begin()
         for team, part in zip(self.teams, collected, strict=True):
             doing = self._status.doing("updating" if team.learner.compiled else "compiling the update")
             with doing, progress.clock.spent_on("learn"):
-                own = team.learner.learn(part, progress.updates, self._rank)
+                own = team.learner.learn(part, progress.updates)
             check_losses(own, progress.env_steps)
             for name, value in own.items():
                 found.setdefault(name, []).append(value)
             if len(self.teams) > 1:
                 losses |= {f"{team.name}/{name}": value for name, value in own.items()}
         # With several teams, metrics without a prefix are means over the teams that have them.
-        losses |= {name: sum(values) / len(values) for name, values in found.items()}
-        with progress.clock.spent_on("learn"):
-            return self._exchange.finish(losses)
+        return losses | {name: sum(values) / len(values) for name, values in found.items()}
 
     @contextmanager
     def _undone_on_error(self) -> Iterator[None]:
@@ -270,29 +235,22 @@ class Trainer:
                 variable.assign(value)
             raise
 
-    def _collect(self, number: int) -> list[Collected]:
+    def _collect(self, number: int) -> Sequence[Collected]:
         """Returns rollout `number` of each team after checking it, and counts its episodes."""
-        name = f"the rollout that began after {self.progress.env_steps} env-steps"
-        if self._ranks.count > 1:
-            name += f" on rank {self._ranks.number}, whose env 0 is env {self._ranks.envs(self.config).start}"
+        env_steps = self.progress.env_steps
+        doing = "collecting" if number > 0 else "initializing the normalizers"
         self._ahead = True
-        try:
-            doing = "collecting" if number > 0 else "initializing the normalizers"
-            with self._status.doing(Collecting(self.envs, doing)), self.envs.raising():
-                self.policies()
-                collected = self.collector.collect(tf.constant(sampling_seed(self.config.seed, number, self._rank)))
-        except Exception as error:  # envs in this process raise exceptions of any type
-            error.add_note(f"This was step {self.envs.steps} of {name}.")
-            raise
-        for team in self.teams:
-            arrays = team.view.last_rollout()
+        with self._status.doing(Collecting(self.collector, self.config.batch_size, doing)):
+            self.policies()
+            rollouts = self.collector.collect(number, env_steps)
+        name = f"the rollout that began after {env_steps} env-steps"
+        for team, arrays in zip(self.teams, rollouts.arrays, strict=True):
             check_rollout(arrays, team.agent.observations, team.agent.distribution.mask_groups, name, team.members)
             self._observed[team.name] = arrays.observations
             if team.name:
                 self.progress.episodes.add_team(team.name, arrays)
-        whole = self.envs.last_rollout()
-        self.progress.episodes.add(self._exchange.episodes(whole), warn=self._callback.on_warning)
-        return collected
+        self.progress.episodes.add(rollouts.envs, warn=self._callback.on_warning)
+        return rollouts.collected
 
     def policies(self) -> dict[str, Agent]:
         """Returns the current policy of each team on the host, by the name of the team."""
@@ -304,20 +262,17 @@ class Trainer:
         Order: the report of an update is written before its checkpoint, because a resumed run removes later reports.
         """
         self._unreported = metrics
-        if self._ranks.number == 0:
-            self.report(metrics)
+        self.report(metrics)
         if self.progress.due(self.config.checkpoint_interval):
             self.save(periodic=not self.progress.finished)
         self._callback.on_update(metrics)
 
     def reason(self, *, interrupted: bool) -> str | None:
-        """Returns the reason that a callback of rank 0 passed to `stop`.
+        """Returns the reason that a callback passed to `stop`.
 
-        It is None if there is none, if rank 0 was interrupted, or if all updates have been made.
+        It is None if there is none, if the run was interrupted, or if all updates have been made.
         """
-        if self.progress.finished:
-            return None
-        return self._ranks.texts("" if interrupted else self._callback.reason or "")[0] or None
+        return None if interrupted or self.progress.finished else self._callback.reason or None
 
     def report(self, metrics: dict[str, Any], *, last: bool = False) -> None:
         """Evaluates and reports, each if it is due after an update. The last update is always reported."""
@@ -343,15 +298,12 @@ class Trainer:
         """
         env_steps, evaluation, metrics = self.progress.env_steps, self.evaluation, self._unreported
         if reason is not None:
-            if metrics is not None and self._ranks.number == 0:
+            if metrics is not None:
                 self.report(metrics, last=True)
             self.save()
-        if self._ranks.number > 0:
-            return Evaluation.from_json(json.loads(self._ranks.texts("")[0]))
         if evaluation is None:
             evaluation = self.evaluate()
             self._callback.on_evaluation(env_steps, evaluation)
-        self._ranks.texts(json.dumps(evaluation.to_json()))
         why = {} if reason is None else {"stopped": reason}
         self._run.write_evaluation({"env_steps": env_steps, **evaluation.summary(), **evaluation.to_json(), **why})
         return evaluation
@@ -366,33 +318,27 @@ class Trainer:
         self._saver.save_best(self.evaluation, actions)
         return self.evaluation
 
-    def save(self, *, periodic: bool = False, alone: bool = False) -> None:
+    def save(self, *, periodic: bool = False) -> None:
         """Writes a checkpoint unless nothing has changed since the last one; see `Saver.save`.
 
         Args:
             periodic: Whether training continues afterwards.
-            alone: Whether the other ranks do not save now, because only this one has failed.
         """
         if self._saver.saved:
             return
         with self._status.doing("saving"):
-            if not alone:
-                self._exchange.complete(self._ranks.envs(self.config))
-            actions = recorded_actions(self.policies(), self._observed) if self._ranks.number == 0 else {}
-            self._saver.save(actions, periodic=periodic, dropped=self._ahead, alone=alone)
+            actions = recorded_actions(self.policies(), self._observed)
+            self._saver.save(actions, periodic=periodic, dropped=self._ahead)
 
     def rescue(self, error: BaseException) -> None:
-        """Saves the last finished update after an error, without the other ranks, and adds a note to the error.
-
-        If another rank is lost, the last checkpoint remains the newest, because the run resumes exactly from there.
-        """
+        """Saves the last finished update after an error, and adds a note to the error."""
         env_steps = self.progress.env_steps
-        if env_steps == 0 or self._ranks.number > 0 or isinstance(error, RankLost):
+        if env_steps == 0:
             return
         failure = None
         if not self._saver.written:
             try:
-                self.save(alone=True)
+                self.save()
             except Exception as failed:  # also from a callback, after the checkpoint was written
                 failure = failed
         if self._saver.written:

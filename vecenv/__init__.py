@@ -29,6 +29,7 @@ from vecenv.make import NamedWrapper, make, make_single, register_envs, warm_up
 from vecenv.resources import available_cores, available_memory
 from vecenv.results import PartialBatch
 from vecenv.sync_vector_env import SyncVectorEnv
+from vecenv.workers.pickling import dumps as pickle_for_workers
 
 __all__ = [
     "AsyncVectorEnv",
@@ -49,6 +50,7 @@ __all__ = [
     "available_memory",
     "make",
     "make_single",
+    "pickle_for_workers",
     "register_envs",
     "state",
     "warm_up",

@@ -8,11 +8,17 @@ import os
 import resource
 from collections.abc import Iterator
 
+CORES = "VECENV_CORES"
+
 
 def available_cores() -> int:
-    """Returns how many cores this process may use: those it is bound to, or fewer if it has a quota of CPU time."""
+    """Returns how many cores this process may use: those it is bound to, or fewer if it has a quota of CPU time.
+
+    The variable VECENV_CORES sets a lower limit, for processes that share a machine without such a quota.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, int(min(cores, cpu_quota())))
+    given = os.environ.get(CORES, "")
+    return max(1, int(min(cores, cpu_quota(), int(given) if given.isdecimal() else math.inf)))
 
 
 def cpu_quota() -> float:

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from ppo.algorithm import losses
 from ppo.algorithm.optimizer import Adam
-from ppo.algorithm.rollout import Collected, View, ends_of, sequences_of
+from ppo.algorithm.rollout import Collected, ends_of, sequences_of
 from ppo.algorithm.schedules import adapted_penalty, adapted_rate, guarded_rate, learning_rate_at
 from ppo.config import Config
 from ppo.graphs import graph_function
@@ -51,7 +51,7 @@ class Batch(NamedTuple):
     """A rollout in the form that the update reads.
 
     Attributes:
-        rollout: The rollout, in the shapes that `Rollout` documents.
+        rollout: The rollout.
         inputs: Inputs of the networks in all states, `[(T + 1) * N, ...]`.
         sequences: The sequences that the T + 1 states form.
         rewards: Normalized rewards, `float32[T, N]`.
@@ -115,21 +115,16 @@ class Chain(NamedTuple):
     value: bool
 
 
-def shuffled(config: Config, update: int, rank: int | None = None) -> np.ndarray:
+def shuffled(config: Config, update: int) -> np.ndarray:
     """Returns the samples of each minibatch of an update, `int32[epochs * minibatches, B]`, as indices into T * N.
 
     Every epoch uses every sample once. With a recurrent policy, a minibatch holds all T steps of some envs, ordered by
     time. NumPy shuffles the indices, because sorting random keys under XLA takes an eighth of the whole update.
-
-    Args:
-        config: The settings of this rank.
-        update: The number of the update.
-        rank: The number of this rank; None if it is the only one.
     """
     recurrent = config.recurrent != "none"
     count = config.num_envs if recurrent else config.batch_size
     indices = np.tile(np.arange(count, dtype=np.int32), (config.epochs, 1))
-    rng = shuffling_rng(config.seed, update, rank)
+    rng = shuffling_rng(config.seed, update)
     order = rng.permuted(indices, axis=1).reshape(config.epochs * config.num_minibatches, 1, -1)
     if recurrent:  # step t of env i is sample t * N + i
         order = order + np.arange(config.num_steps, dtype=np.int32)[:, None] * config.num_envs
@@ -143,11 +138,8 @@ class Learner(tf.Module):
     reads arguments in place.
 
     Args:
-        config: The settings of this rank.
+        config: The settings of the run or, with several agents, of a team; see `Config.of_team`.
         agent: The agent to update.
-        view: The rows in which it acts.
-        total: Number of rows of all ranks; None if there is only one rank.
-        own: The rows of this rank among them.
 
     Attributes:
         optimizers: One for each group of `Agent.learned_groups`.
@@ -159,15 +151,14 @@ class Learner(tf.Module):
         update: The graph function of `learn`.
     """
 
-    def __init__(self, config: Config, agent: Agent, view: View, *, total: int | None = None, own: slice | None = None):
+    def __init__(self, config: Config, agent: Agent):
         super().__init__(name="learner")
-        self._config, self._agent, self._view = config, agent, view
+        self._config, self._agent = config, agent
         self._sees_images = agent.observations.has_images
         # With images, predicting the values of all states again would take too long.
         self._recomputes = config.recompute_advantages and not self._sees_images
         compiles = compiles_updates and not self._sees_images and agent.network.can_compile
-        count = config.num_envs if total is None else total
-        self.rewards = RewardNormalizer(count, gamma=config.gamma, enabled=config.normalize_rewards, own=own)
+        self.rewards = RewardNormalizer(config.num_envs, gamma=config.gamma, enabled=config.normalize_rewards)
         self.optimizers = [
             Adam(variables, epsilon=config.adam_epsilon, max_grad_norm=config.max_grad_norm)
             for variables in agent.learned_groups
@@ -192,10 +183,10 @@ class Learner(tf.Module):
     def _observe(self, collected: Collected) -> None:
         self._agent.observations.merge(self._prepare(collected).seen)
 
-    def learn(self, collected: Collected, number: int, rank: int | None = None) -> dict[str, float]:
+    def learn(self, collected: Collected, number: int) -> dict[str, float]:
         """Runs one update with the schedules and the order of update `number`, and returns its metrics."""
         rate = tf.constant(learning_rate_at(self._config, number), tf.float32)
-        order = tf.constant(shuffled(self._config, number, rank))
+        order = tf.constant(shuffled(self._config, number))
         metrics = self.update(collected, rate, order)
         self.compiled = True
         return {name: float(value) for name, value in metrics.items()}
@@ -208,7 +199,7 @@ class Learner(tf.Module):
             learning_rate: Scheduled learning rate, a float32 scalar; ignored by the schedule "kl_adaptive".
             order: Samples of each minibatch, `int32[epochs * minibatches, B]`; see `shuffled`.
         """
-        config, predicted = self._config, collected.predictions
+        config = self._config
         rate = self._effective_rate(learning_rate)
         batch = self._prepare(collected)
         samples = self._samples(batch, collected)
@@ -219,7 +210,7 @@ class Learner(tf.Module):
         metrics = {name: total / taken for name, total in zip(METRICS, totals, strict=True)}
         metrics["grad_norm"] = tf.sqrt(metrics["grad_norm"])
         metrics |= {"return_scale": self.rewards.moments.deviation, "learning_rate": rate, "kl": kl}
-        errors = samples.targets - flat(predicted.values[:-1])
+        errors = samples.targets - flat(collected.predictions.values[:-1])
         left, whole = (statistics_of(part, batch.lives).variance for part in (errors, samples.targets))
         unexplained = tf.cast(left, tf.float32) / (tf.cast(whole, tf.float32) + losses.EPSILON)
         metrics |= {"gradient_steps": taken, "explained_variance": 1.0 - unexplained}
@@ -276,18 +267,23 @@ class Learner(tf.Module):
 
     def _prepare(self, collected: Collected) -> Batch:
         """Adds the rewards to the statistics, and returns everything that does not change during the update."""
-        rollout, observations = self._view.shaped(collected.rollout), self._agent.observations
+        rollout, observations = collected.rollout, self._agent.observations
         raw = observations.raw(flat(rollout.observations))
         lives, acts = self._counting(rollout, raw)
         return Batch(
             rollout=rollout,
             inputs=observations.normalized(raw),
             sequences=sequences_of(rollout, collected.state),
-            rewards=self.rewards(tf.cast(rollout.rewards, tf.float32), ends_of(rollout), lives),
+            rewards=self._normalized_rewards(rollout, lives),
             seen=observations.statistics(self._without_last(raw), lives),
             lives=lives,
             acts=acts,
         )
+
+    def _normalized_rewards(self, rollout: Rollout, lives: tf.Tensor | None) -> tf.Tensor:
+        """Adds the rewards to the statistics, and returns normalized rewards, `float32[T, N]`."""
+        begins = tf.equal(rollout.episode_lengths[0], 1)
+        return self.rewards(tf.cast(rollout.rewards, tf.float32), begins, ends_of(rollout), lives)
 
     def _counting(self, rollout: Rollout, raw: Inputs) -> tuple[tf.Tensor | None, tf.Tensor | None]:
         """Returns `Batch.lives` and `Batch.acts`."""
@@ -304,14 +300,15 @@ class Learner(tf.Module):
 
     def _samples(self, batch: Batch, collected: Collected) -> Samples:
         """Returns all T * N samples of the rollout."""
-        distribution, predicted = self._agent.distribution, collected.predictions
-        actions = distribution.samples(predicted.outputs, flat(collected.noise), flat(batch.rollout.actions))
-        estimates = self._estimate(batch, predicted.values, predicted.memory)
+        distribution, values = self._agent.distribution, collected.predictions.values
+        outputs, memory = flat((collected.predictions.outputs, collected.predictions.memory))
+        actions = distribution.samples(outputs, flat(collected.noise), flat(batch.rollout.actions))
+        estimates = self._estimate(batch, values, memory)
         return Samples(
             inputs=self._without_last(batch.inputs),
             actions=actions,
-            old_outputs=predicted.outputs,
-            old_log_probs=distribution.log_prob(predicted.outputs, actions),
+            old_outputs=outputs,
+            old_log_probs=distribution.log_prob(outputs, actions),
             advantages=estimates.advantages,
             targets=estimates.targets,
             lives=batch.lives,

@@ -21,7 +21,6 @@ import ppo
 import vecenv
 from ppo import cli as commands
 from ppo.callbacks import Callback
-from ppo.cli import launch
 from ppo.config import RESUMABLE, SETTINGS, TYPES, Config, ConfigError, described
 from ppo.envs import env_options
 from ppo.kwargs import Kwargs, from_words, to_words
@@ -29,7 +28,6 @@ from ppo.presets import PRESETS, preset
 from ppo.run.display import Output, short
 from ppo.run.folder import Run
 from ppo.run.modules import config_to_load, modules_of
-from ppo.run.ranks import is_first_rank, number_of_ranks, use_slurm
 
 METAVARS: dict[Any, str] = {
     tuple[int, ...]: "INT ...",
@@ -62,11 +60,11 @@ class Arguments:
     init_from: Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint=_hint)] = None
     """Run whose networks a new run starts with."""
 
-    ranks: Annotated[int | Literal["slurm"] | None, tyro.conf.arg(metavar="INT|slurm", help_behavior_hint=_hint)] = None
-    """Number of processes that train together, or the tasks of a Slurm job step."""
+    collectors: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint=_hint)] = None
+    """Number of Ray actors among which the envs are divided. None: no Ray."""
 
-    restarts: int = 0
-    """How many times to resume after a failure."""
+    cluster: Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT", help_behavior_hint=_hint)] = None
+    """Ray cluster of the collectors. None: RAY_ADDRESS, or this machine."""
 
     track: Annotated[
         tuple[Literal["wandb", "mlflow"], ...], tyro.conf.arg(metavar="wandb|mlflow", help_behavior_hint=_hint)
@@ -139,48 +137,18 @@ def settings_of(groups: Sequence[Any]) -> Config:
     return Config(**{name: value for group in groups for name, value in vars(group).items()})
 
 
-class _Note(Callback):
-    """Notes the run folder for the launcher, which resumes it after a failure."""
-
-    def __init__(self, note: Path):
-        self._note = note
-
-    def on_checkpoint(self, env_steps: int, path: Path) -> None:
-        draft = self._note.with_suffix(".part")
-        draft.write_text(str(path.parent.parent))
-        draft.replace(self._note)
-
-
-def _launched_ranks(arguments: Arguments, config: Config) -> int:
-    """Returns how many ranks to launch on this machine; 0 if this process trains."""
-    if arguments.restarts < 0:
-        raise ConfigError(f"--restarts {arguments.restarts} is out of range: it must be 0 or more")
-    several = number_of_ranks() > 1
-    if several and arguments.ranks is not None:
-        raise ConfigError("--ranks and TF_CONFIG both name the ranks: omit --ranks, or unset TF_CONFIG")
-    if isinstance(arguments.ranks, int):
-        config.share(arguments.ranks)  # raises if the ranks cannot have equal shares
-    if arguments.restarts and (several or arguments.ranks == "slurm"):
-        raise ConfigError(
-            "--restarts cannot restart ranks that a scheduler started: omit it, and let the scheduler start them again "
-            "with --resume"
-        )
-    count = arguments.ranks or 1
-    return count if isinstance(count, int) and (count > 1 or arguments.restarts) else 0
-
-
 def _trust(config: Config) -> list[str]:
     """Returns the flag that commands need for a run with these settings, if they need one."""
     return ["--trust-modules"] if modules_of(config) else []
 
 
 def _resuming(run: str, arguments: Arguments, config: Config) -> list[str]:
-    """Returns the words with which `ppo train` resumes a run, with the same ranks, restarts and trackers."""
+    """Returns the words with which `ppo train` resumes a run, with the same collectors and trackers."""
     words = ["--resume", run, *_trust(config)]
-    if arguments.ranks is not None:
-        words += ["--ranks", str(arguments.ranks)]
-    if arguments.restarts:
-        words += ["--restarts", str(arguments.restarts)]
+    if arguments.collectors is not None:
+        words += ["--collectors", str(arguments.collectors)]
+    if arguments.cluster is not None:
+        words += ["--cluster", arguments.cluster]
     if arguments.track:
         words += ["--track", *arguments.track]
     return words
@@ -196,41 +164,31 @@ def _trackers(arguments: Arguments) -> list[Callback]:
 
 def _train(arguments: Arguments, config: Config, callbacks: Sequence[Callback]) -> ppo.Result:
     """Trains a new run, or resumes one."""
+    how: dict[str, Any] = {
+        "callbacks": callbacks, "collectors": arguments.collectors, "cluster": arguments.cluster
+    }  # fmt: skip
     if arguments.resume is None:
-        where: dict[str, Any] = {"logdir": arguments.logdir, "name": arguments.config}
-        return ppo.train(config, callbacks=callbacks, init_from=arguments.init_from, **where)
+        how |= {"logdir": arguments.logdir, "name": arguments.config}
+        return ppo.train(config, init_from=arguments.init_from, **how)
     settings = {name: getattr(config, name) for name in RESUMABLE}
     run = Run.open(arguments.resume, arguments.logdir, trust_modules=arguments.trust_modules)
-    return ppo.resume(run, callbacks=callbacks, **settings)
+    return ppo.resume(run, **how, **settings)
 
 
 def command(argv: Sequence[str] | None = None) -> int:
     """Trains and returns the exit code."""
     words = sys.argv[1:] if argv is None else list(argv)
     arguments, config = parse(words)
-    launched = launch.exit_with_launcher()
-    callbacks = _trackers(arguments) + ([] if launched is None else [_Note(launched)])
-    if launched is None and (count := _launched_ranks(arguments, config)):
-        resuming = None if arguments.resume is not None else lambda run: _resuming(run, arguments, config)
-        return launch.launch(words, count, restarts=arguments.restarts, resuming=resuming)
+    callbacks = _trackers(arguments)
     # Start the workers' fork server while TensorFlow loads, unless the env has a module, which may import TensorFlow.
-    if arguments.resume is None and ":" not in config.env:
+    if arguments.resume is None and arguments.collectors is None and ":" not in config.env:
         vecenv.warm_up(config.env, num_workers=config.num_workers, backend=config.backend, **env_options(config))
-    if arguments.ranks == "slurm":
-        use_slurm()
     # This takes seconds, so it follows all checks.
     commands.load_tensorflow()
-    from ppo.algorithm.ranks import RankLost
-
     with redirect_stdout(Output(sys.stdout)):  # type: ignore[type-var]
-        try:
-            result = _train(arguments, config, callbacks)
-        except RankLost as error:
-            print(f"error: {error}", file=sys.stderr)
-            return launch.LOST
-        if is_first_rank():  # only rank 0 prints the results
-            _print_results(result, arguments, config)
-            sys.stdout.flush()
+        result = _train(arguments, config, callbacks)
+        _print_results(result, arguments, config)
+        sys.stdout.flush()
         return 0 if result.evaluation is not None else 128 + (result.signal or signal.SIGINT)
 
 
@@ -238,8 +196,7 @@ def _print_results(result: ppo.Result, arguments: Arguments, config: Config) -> 
     """Prints the next commands, or how to resume a run that was interrupted."""
     path, logdir, ppo_command = short(result.path), short(result.path.parent), commands.program()
     if result.evaluation is None:
-        srun = "srun " if arguments.ranks == "slurm" else ""
-        print(f"to resume:   {srun}{ppo_command} train {shlex.join(_resuming(path, arguments, config))}")
+        print(f"to resume:   {ppo_command} train {shlex.join(_resuming(path, arguments, config))}")
         return
     evaluate = f"{ppo_command} evaluate {shlex.join([path, *_trust(config)])} --episodes 20"
     evaluate += "" if result.evaluation.deterministic else " --sample"

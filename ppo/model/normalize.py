@@ -150,40 +150,37 @@ class RewardNormalizer(tf.Module):
     at 0 in each episode.
 
     Args:
-        num_envs: Number of envs of all ranks.
+        num_envs: Number of envs.
         gamma: Discount of the return.
         enabled: Whether to normalize.
-        own: The envs of this rank. None if there is only one rank.
 
     Attributes:
         moments: Statistics of the discounted return.
-        running_return: The discounted return g of each env, `float32[num_envs]`. Only the elements of this rank are up
-            to date.
+        running_return: The discounted return g of each env, `float32[num_envs]`.
     """
 
-    def __init__(self, num_envs: int, *, gamma: float, enabled: bool, own: slice | None = None):
+    def __init__(self, num_envs: int, *, gamma: float, enabled: bool):
         super().__init__(name="reward_normalizer")
         self._gamma, self._enabled = gamma, enabled
-        self._own = slice(0, num_envs) if own is None else own
         self.moments = RunningMoments((), name="moments")
         self.running_return = tf.Variable(tf.zeros([num_envs], tf.float32), trainable=False, name="running_return")
 
-    def begin(self) -> None:
-        """Sets the running returns to 0, because all envs begin a new episode."""
-        self.running_return.assign(tf.zeros_like(self.running_return))
-
-    def __call__(self, rewards: tf.Tensor, ended: tf.Tensor, weights: tf.Tensor | None = None) -> tf.Tensor:
+    def __call__(
+        self, rewards: tf.Tensor, begins: tf.Tensor, ended: tf.Tensor, weights: tf.Tensor | None = None
+    ) -> tf.Tensor:
         """Continues the running returns, adds the returns to the statistics, and returns normalized rewards `[T, N]`.
 
         Args:
             rewards: Rewards of all steps, `float32[T, N]`.
+            begins: Whether the first step begins an episode, `bool[N]`. It does so after a reset, too.
             ended: Whether the step ended an episode by termination or truncation, `bool[T, N]`.
             weights: 0 for steps that do not count and 1 for all others, `float32[T * N]`; None if all count.
         """
         if not self._enabled:
             return rewards
-        returns, last = discounted_sums(rewards, ended, self.running_return[self._own], self._gamma)
-        self.running_return[self._own].assign(last)
+        initial = tf.where(begins, 0.0, self.running_return.read_value())
+        returns, last = discounted_sums(rewards, ended, initial, self._gamma)
+        self.running_return.assign(last)
         self.moments.merge(statistics_of(tf.reshape(returns, [-1]), weights))
         return tf.clip_by_value(rewards * self.moments.scale, -REWARD_CLIP, REWARD_CLIP)
 

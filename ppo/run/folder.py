@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 import errno
 import fcntl
-import importlib.metadata
 import itertools
 import json
 import os
-import platform
 import secrets
 import shutil
 import stat
@@ -27,9 +25,8 @@ from gymnasium import spaces
 
 import vecenv
 from ppo.config import RESUMABLE, SETTINGS, Config, ConfigError
+from ppo.versions import PACKAGES, versions
 from vecenv.spaces import children
-
-PACKAGES = ("vecenv-ppo", "tensorflow", "gymnasium", "numpy", "mujoco", "cloudpickle")  # in versions.json
 
 
 class RunError(RuntimeError):
@@ -371,14 +368,3 @@ def sync(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
-
-
-def versions() -> dict[str, str]:
-    """Returns the versions of Python, the platform and the main packages."""
-    versions = {"python": platform.python_version(), "platform": platform.platform()}
-    for package in PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = "not installed"
-    return versions

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 import vecenv
-from ppo.algorithm.ranks import Ranks
+from ppo.algorithm.rollout import Collector
 from ppo.algorithm.schedules import schedule_change
 from ppo.callbacks import Callback
 from ppo.config import SETTINGS, Config, ConfigError
@@ -24,7 +24,6 @@ from ppo.run.folder import Run, RunError, write_atomically
 from ppo.run.metrics import Clock, Episodes
 from ppo.run.modules import config_to_load
 from ppo.run.scores import Evaluation
-from vecenv.ingraph import InGraphVectorEnv
 
 MAX_STATES_S = 1.0  # periodic checkpoints omit the states of the envs if saving them took longer than this, in seconds
 
@@ -74,14 +73,13 @@ class Saver:
     """Saves a run and restores it.
 
     A checkpoint always holds the progress and the modules. It also holds the env states if these can be saved. A run
-    that resumes without env states begins fresh episodes. Rank 0 writes checkpoints, with the env states of all ranks.
+    that resumes without env states begins fresh episodes.
     """
 
     def __init__(
-        self, run: Run, progress: Progress, envs: InGraphVectorEnv, callback: Callback, modules: dict[str, tf.Module],
-        *, ranks: Ranks = Ranks(),  # noqa: B008
-    ):  # fmt: skip
-        self._run, self._progress, self._envs, self._callback, self._ranks = run, progress, envs, callback, ranks
+        self, run: Run, progress: Progress, collector: Collector, callback: Callback, modules: dict[str, tf.Module]
+    ):
+        self._run, self._progress, self._collector, self._callback = run, progress, collector, callback
         self._checkpoints = Checkpoints(run.checkpoints, **modules)
         self._env_states: Any = None  # from the restored checkpoint
         self._why_fresh: str | None = None  # why the restored checkpoint holds no env states
@@ -109,19 +107,16 @@ class Saver:
         self._run.write_config(config)
 
     def restore_envs(self) -> bool:
-        """Restores the env states of the checkpoint, if any, and returns whether this succeeded on all ranks."""
+        """Restores the env states of the checkpoint, if any, and returns whether this succeeded."""
         states, self._env_states = self._env_states, None
         if states is not None:
             try:
-                self._envs.set_state(states[self._ranks.envs(self._progress.config)])
+                self._collector.set_states(states)
+                return True
             except vecenv.WorkerDied:
                 raise
             except Exception as error:  # env states are optional
                 self._why_fresh = sentence_of(error)
-            reasons = self._ranks.texts(self._why_fresh or "")
-            self._why_fresh = next(filter(None, reasons), None)
-            if self._why_fresh is None:
-                return True
         if self._why_fresh is not None:
             self._callback.on_warning(
                 f"the envs begin fresh episodes, because their states cannot be restored: {self._why_fresh}"
@@ -138,34 +133,27 @@ class Saver:
         """Whether the last checkpoint is complete, and nothing has changed since."""
         return self._complete and self.written
 
-    def save(self, actions: Recorded, *, periodic: bool = False, dropped: bool = False, alone: bool = False) -> None:
+    def save(self, actions: Recorded, *, periodic: bool = False, dropped: bool = False) -> None:
         """Writes a checkpoint. Raises WorkerDied, StateError or TimeoutError if training cannot continue afterwards.
 
         Args:
             actions: See `recorded_actions`.
             periodic: Whether training continues afterwards, so that slow env states may be omitted.
             dropped: Whether the envs are ahead of the learner, because no update has learned from the last rollout.
-            alone: Whether the other ranks do not save now, so that the env states must be omitted.
         """
         self._run.check_exists()
         states, why_fresh, fault = self._states_of_envs(periodic, dropped)
-        if alone and self._ranks.count > 1:
-            states, why_fresh = None, "one rank saved the run because it failed"
-        elif self._ranks.count > 1:
-            states, why_fresh = self._of_all_ranks(states, why_fresh)
         steps = self._progress.env_steps
-        if self._ranks.number == 0:
-            path = self._checkpoints.save(steps, {**self._progress.to_json(), "why_fresh": why_fresh}, states, actions)
+        path = self._checkpoints.save(steps, {**self._progress.to_json(), "why_fresh": why_fresh}, states, actions)
         self._saved_steps, self._complete = steps, states is not None or not periodic
-        if self._ranks.number == 0:
-            self._callback.on_checkpoint(steps, path)
+        self._callback.on_checkpoint(steps, path)
         if fault is not None and periodic:
             raise fault
 
     def save_best(self, evaluation: Evaluation, actions: Recorded) -> None:
         """Saves an evaluated policy as the checkpoint "best", unless an earlier one had a higher mean return.
 
-        Nothing resumes from this checkpoint, so it holds no env states. Ranks other than 0 do not take part.
+        Nothing resumes from this checkpoint, so it holds no env states.
         """
         return_mean = float(evaluation.returns.mean())
         if self._best is None or return_mean >= self._best:
@@ -182,26 +170,17 @@ class Saver:
             return None, self._not_restorable, None
         if dropped:
             return None, "a rollout that was not trained on was in progress", None
-        if self._envs.steps:  # a worker died mid-rollout: a resumed run would lack the rollout's first steps
-            return None, f"{self._envs.steps} of {self._envs.num_steps} steps of a rollout had been taken", None
         if periodic and self._states_s > MAX_STATES_S:
             return None, f"saving them took {self._states_s:.1f} s, so it was postponed to the end of the run", None
         start = time.perf_counter()
         try:
-            return vecenv.state.dumps(self._envs.get_state()), None, None
+            return vecenv.state.dumps(self._collector.get_states()), None, None
         except (vecenv.WorkerDied, vecenv.StateError, multiprocessing.TimeoutError) as error:
             return None, str(error), error
         except Exception as error:  # env states are optional: an env's exception must not lose the learner's state
             return None, self._omit_states(error), None
         finally:
             self._states_s = time.perf_counter() - start
-
-    def _of_all_ranks(self, states: bytes | None, why_fresh: str | None) -> tuple[bytes | None, str | None]:
-        """Returns the env states of all ranks, rank 0 first, or None and the reason of the first rank without."""
-        reasons, of_ranks = self._ranks.texts(why_fresh or ""), self._ranks.messages(states or b"")
-        if why_fresh := next(filter(None, reasons), None):
-            return None, why_fresh
-        return vecenv.state.dumps([state for one in of_ranks for state in vecenv.state.loads(one)]), None
 
     def _omit_states(self, error: Exception) -> str:
         """Warns that checkpoints will not hold env states, stops trying to save them, and returns the reason."""

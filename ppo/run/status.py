@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from vecenv.ingraph import InGraphVectorEnv
+    from ppo.algorithm.rollout import Collector
 
 
 @dataclass
@@ -49,11 +49,11 @@ class Status:
 
 @dataclass(frozen=True)
 class Collecting:
-    """A rollout of envs, shown as the steps that it has taken so far, and what they are taken for."""
+    """A rollout, shown as the env-steps that a collector has taken so far, and what they are taken for."""
 
-    envs: InGraphVectorEnv
+    collector: Collector
+    total: int
     doing: str = "collecting"
 
     def __str__(self) -> str:
-        envs = self.envs
-        return f"{self.doing}: {envs.steps * envs.num_envs:,} of {envs.num_steps * envs.num_envs:,} steps"
+        return f"{self.doing}: {self.collector.steps:,} of {self.total:,} steps"

@@ -167,7 +167,7 @@ def test_a_graph_rollout_in_cpp_equals_a_rollout_of_ordinary_envs():
                 graph.reset(seed=1)
                 for t in tf.range(60):
                     graph.step(tf.fill([4, 3], tf.cast(t, tf.float32) / 60))
-                return graph.shaped(graph.rollout())
+                return graph.rollout()
 
             rollout = collect()
             ended = (rollout.terminated | rollout.truncated).numpy()

@@ -251,7 +251,7 @@ def test_a_rollout_holds_the_simulated_steps():
     step = one_step(envs, Replay(np.zeros([STEPS, N], np.int64)))
     envs.reset(seed=SEED)
     found = [step()[1]["transition"] for _ in range(T)]
-    rollout = envs.shaped(envs.rollout())
+    rollout = envs.rollout()
     np.testing.assert_array_equal(rollout.observations[:-1], [transition.observations for transition in found])
     np.testing.assert_array_equal(rollout.rewards, [transition.rewards for transition in found])
 
@@ -295,7 +295,7 @@ def test_saving_the_state_within_a_rollout_does_not_change_the_rollout():
         for _ in range(T):
             envs.step(np.zeros(N, np.int64))
             envs.get_state()
-        np.testing.assert_array_equal(envs.shaped(envs.rollout()).rewards, np.arange(1.0, T + 1)[:, None].repeat(N, 1))
+        np.testing.assert_array_equal(envs.rollout().rewards, np.arange(1.0, T + 1)[:, None].repeat(N, 1))
 
 
 @pytest.mark.parametrize("mode", ["NextStep", "Disabled"])

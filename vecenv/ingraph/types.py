@@ -25,9 +25,6 @@ class Step(NamedTuple):
 class Rollout(NamedTuple):
     """T steps of N envs. Observations and final observations are nested like the observation space.
 
-    `InGraphVectorEnv.rollout` returns whole slabs, `[T + 1, padded slot length]`; `InGraphVectorEnv.shaped` gives the
-    leaves the shapes below.
-
     Attributes:
         observations: `[T + 1, N, ...]`: the states in which the actions were taken, and the state after the last one.
         actions: `[T, N, ...]`.

@@ -183,8 +183,9 @@ class InGraphVectorEnv:
     def rollout(self) -> Rollout:
         """Returns the finished slab and begins the next one, as a graph operation.
 
-        Every leaf aliases the memory that the workers wrote. With K slabs (`num_slabs`), the slab stays intact until
-        `rollout()` has been called K - 1 more times. With two slabs, the next call already overwrites slot 0.
+        Every leaf without padding aliases the memory that the workers wrote; see `vecenv.memory.layout`. With K slabs
+        (`num_slabs`), the slab stays intact until `rollout()` has been called K - 1 more times. With two slabs, the
+        next call already overwrites slot 0.
 
         Raises:
             RuntimeError: If not all `num_steps` steps were taken.
@@ -203,22 +204,17 @@ class InGraphVectorEnv:
             return [slab[last - self.num_steps : last + 1] for slab in slabs.values()]
 
         like = [slab[: self._slots_per_slab] for slab in slabs.values()]
-        tensors = self._operation(rollout, [], like, self._slot_after)
-        return self._rollout(dict(zip(slabs, tensors, strict=True)).__getitem__)
+        tensors = dict(zip(slabs, self._operation(rollout, [], like, self._slot_after), strict=True))
 
-    def shaped(self, rollout: Rollout) -> Rollout:
-        """Returns the slabs of a rollout in the shapes that `Rollout` documents, without the padding of slots.
-
-        Call this inside a compiled function, where dropping the padding costs nothing.
-        """
-
-        def leaf(path: Path, slab: tf.Tensor) -> tf.Tensor:
+        def leaf(path: Path) -> tf.Tensor:
             shape = self.envs.arrays[path].shape[1:]
             length = int(np.prod(shape))
-            slab = slab if path[0] == layout.OBSERVATION else slab[1:]
+            # Slots are padded to multiples of 64 bytes, so the first slice is a view. Dropping the padding copies, but
+            # large leaves rarely have any.
+            slab = tensors[path] if path[0] == layout.OBSERVATION else tensors[path][1:]
             return tf.reshape(slab if slab.shape[1] == length else slab[:, :length], [slab.shape[0], *shape])
 
-        return self._rollout(lambda path: leaf(path, self._leaf_of(rollout, path)))
+        return self._rollout(leaf)
 
     def last_rollout(self) -> Rollout:
         """Returns the previous rollout as numpy arrays with the shapes of `Rollout`: views of the same memory."""
@@ -372,11 +368,6 @@ class InGraphVectorEnv:
             episode_lengths=leaf(layout.EPISODE_LENGTH),
             episode_infos={key: leaf((layout.EPISODE_INFO, key)) for key in self.envs.info_keys},
         )
-
-    def _leaf_of(self, rollout: Rollout, path: Path) -> tf.Tensor:
-        # The members of a rollout are named like the fields of the memory, nouns in the plural.
-        member = path[0] if path[0] in Rollout._fields else f"{path[0]}s"
-        return tree.pick(getattr(rollout, str(member)), path[1:])
 
 
 def _copies(tensors: list[tf.Tensor]) -> list[tf.Tensor]:

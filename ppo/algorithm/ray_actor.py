@@ -1,0 +1,155 @@
+"""The Ray actor that steps a share of the envs, with a local collector inside.
+
+This module imports TensorFlow only in functions, so that an actor's process starts quickly and can limit TensorFlow's
+threads.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import cloudpickle
+import gymnasium as gym
+
+import vecenv
+from ppo.startup import load_tensorflow
+from ppo.versions import versions
+
+if TYPE_CHECKING:
+    from ppo.algorithm.ray_collector import Packed
+    from ppo.algorithm.rollout import LocalCollector
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What an actor says of its share.
+
+    Attributes:
+        spaces, members: As of `Collector`.
+        rollout_bytes: Memory of a rollout.
+        versions: The versions of the packages in its process.
+    """
+
+    spaces: Mapping[str, tuple[gym.Space, gym.Space]]
+    members: Mapping[str, tuple[str, ...]]
+    rollout_bytes: int
+    versions: Mapping[str, str]
+
+
+def _portable(method: _Method) -> _Method:
+    """Wraps a method so that its exceptions can be unpickled where modules of this process are missing."""
+
+    @functools.wraps(method)
+    def call(self: Actor, *arguments: Any) -> Any:
+        try:
+            return method(self, *arguments)
+        except Exception as error:
+            try:
+                pickle.loads(cloudpickle.dumps(error))
+            except Exception:
+                raise vecenv.EnvError("".join(traceback.format_exception(error))) from None
+            raise
+
+    return call  # type: ignore[return-value]
+
+
+class Actor:
+    """A collector in a process of its own. Every method but `ping` may take long.
+
+    Ray may replace the process at any time. The first call then makes new envs, which begin fresh episodes.
+
+    Args:
+        pickled: A pickled pair: the settings of the run, and a function that makes the local collector.
+        cores: The number of cores that this process and its workers may use.
+        path: `sys.path` of the process that learns.
+    """
+
+    def __init__(self, pickled: bytes, cores: int, path: Sequence[str]):
+        self._pickled, self._cores, self._path = pickled, cores, path
+        self._collector: LocalCollector | None = None
+        self._agents: list[Any] = []
+        self._begun = False
+        self._stack = ExitStack()
+
+    def ping(self) -> tuple[str, int, str]:
+        """Returns the id of the node, the id of this process, and the address of the node."""
+        import ray
+
+        return ray.get_runtime_context().get_node_id(), os.getpid(), ray.util.get_node_ip_address()
+
+    @_portable
+    def start(self) -> Outline:
+        """Makes the envs."""
+        collector = self._local()
+        size = sum(array.nbytes for array in collector.envs.envs.arrays.values()) // collector.envs.num_slabs
+        return Outline(collector.spaces, collector.members, size, versions())
+
+    @_portable
+    def begin(self, env_steps: int) -> None:
+        """See `Collector.begin`."""
+        self._local().begin(env_steps)
+        self._begun = True
+
+    @_portable
+    def collect(self, values: Sequence[Sequence[Any]], number: int, env_steps: int) -> Packed:
+        """See `Collector.collect`. `values` are those of all variables of each policy."""
+        from ppo.algorithm.ray_collector import packed
+
+        collector, restarted = self._local(), not self._begun
+        if restarted:
+            self.begin(env_steps)
+        for agent, of_agent in zip(self._agents, values, strict=True):
+            for variable, value in zip(agent.variables, of_agent, strict=True):
+                variable.assign(value)
+        return packed(collector.collect(number, env_steps), restarted=restarted)
+
+    @_portable
+    def get_states(self) -> list[Any]:
+        """See `Collector.get_states`."""
+        if not self._begun:
+            raise vecenv.NotRestorable("the process that stepped the envs has ended, and their states with it")
+        return self._local().get_states()
+
+    @_portable
+    def set_states(self, states: Sequence[Any]) -> None:
+        """See `Collector.set_states`."""
+        self._local().set_states(states)
+        self._begun = True
+
+    def close(self) -> None:
+        """Closes the envs."""
+        self._stack.close()
+
+    def _local(self) -> LocalCollector:
+        """Returns the local collector, which the first call makes."""
+        if self._collector is None:
+            os.environ["VECENV_CORES"] = str(self._cores)
+            sys.path[:] = dict.fromkeys([*self._path, *sys.path])
+            load_tensorflow()
+            from ppo.algorithm.teams import config_of
+            from ppo.model.agent import Agent
+
+            config, make = pickle.loads(self._pickled)
+            collector = self._stack.enter_context(make())
+            agents = [
+                Agent(config_of(config, collector.members[name]), *spaces) for name, spaces in collector.spaces.items()
+            ]
+            collector.use(agents)
+            self._collector, self._agents = collector, agents
+        return self._collector
+
+
+def kill(pid: int) -> None:
+    """Kills a process of this node, even a stopped one, which Ray cannot end."""
+    os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,283 @@
+"""A collector on Ray: K actors step the envs, each its share, and the rollouts come back through Ray's object store.
+
+Where the envs are stepped is the only difference from `LocalCollector`. Each actor has such a collector inside and
+draws the noise of all envs, so the actions in an env do not depend on K, up to the rounding of a row in another batch
+size.
+A call of `collect` carries all that an actor needs. Ray can therefore replace an actor and repeat the call.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+import vecenv
+from ppo.algorithm.ray_actor import Actor, Outline, kill
+from ppo.algorithm.rollout import Collected, Collector, Rollouts
+from ppo.config import Config, ConfigError
+from ppo.model.agent import HOST, Agent
+from ppo.versions import PACKAGES, versions
+from vecenv.ingraph import Rollout
+
+POLL_S = 1.0  # seconds between two looks at actors that have not answered
+FROZEN_POLLS = 20  # an actor that has not answered for so many polls is frozen, and killed
+LOST_POLLS = 60  # an actor that Ray has not replaced after so many polls is lost
+CLOSE_S = 5.0  # seconds in which an actor may close its envs
+DEATHS = 3  # in a row, after which an actor is not replaced again
+
+
+class Packed(NamedTuple):
+    """Rollouts of a share of the envs, as NumPy arrays that Ray can send.
+
+    Attributes:
+        teams: The rollout of each team, with the members of `Collected`. Final observations are only those of ended
+            rows, `[E, ...]`, ordered by step.
+        envs: As of `Rollouts`, without observations and actions.
+        restarted: Whether the envs began fresh episodes, because the process of the collector was replaced.
+    """
+
+    teams: list[tuple[Rollout, Any, Any, Any]]
+    envs: Rollout
+    restarted: bool
+
+
+def packed(rollouts: Rollouts, *, restarted: bool) -> Packed:
+    """Returns the rollouts of a local collector in the form in which they are sent."""
+    teams = []
+    for collected, arrays in zip(rollouts.collected, rollouts.arrays, strict=True):
+        ended = arrays.terminated | arrays.truncated
+        finals = tf.nest.map_structure(lambda leaf, ended=ended: leaf[ended], arrays.final_observations)
+        acted = (collected.state, collected.noise, collected.predictions)
+        rest = tf.nest.map_structure(lambda tensor: tensor.numpy(), acted)
+        teams.append((arrays._replace(final_observations=finals), *rest))
+    envs = rollouts.envs._replace(observations=None, actions=None, final_observations=None)
+    return Packed(teams, envs, restarted)
+
+
+def joined(parts: Sequence[Packed]) -> Rollouts:
+    """Returns the rollouts of all envs for those of each share, in order."""
+    collected, arrays = [], []
+    for of_team in zip(*(part.teams for part in parts), strict=True):
+        rollouts, states, noises, predictions = zip(*of_team, strict=True)
+        whole = _joined_rollouts(rollouts)
+        acted = (_concatenated(states, axis=0), _concatenated(noises), _concatenated(predictions))
+        with tf.device(HOST):
+            collected.append(Collected(*_tensors((whole, *acted))))
+        arrays.append(whole)
+    return Rollouts(collected, arrays, _concatenated([part.envs for part in parts]))
+
+
+def _joined_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
+    """Returns the rollout of all rows, with zeros for the final observations of rows in which no episode ended."""
+    whole = _concatenated([rollout._replace(final_observations=None) for rollout in rollouts])
+
+    def final(observed: np.ndarray, *rows: np.ndarray) -> np.ndarray:
+        found, first = np.zeros_like(observed[1:]), 0
+        for rollout, of_share in zip(rollouts, rows, strict=True):
+            ended = rollout.terminated | rollout.truncated
+            found[:, first : first + ended.shape[1]][ended] = of_share
+            first += ended.shape[1]
+        return found
+
+    finals = [rollout.final_observations for rollout in rollouts]
+    return whole._replace(final_observations=tf.nest.map_structure(final, whole.observations, *finals))
+
+
+def _concatenated(parts: Sequence[Any], axis: int = 1) -> Any:
+    """Returns nested arrays of all rows for those of each share. None stays None."""
+
+    def leaf(*leaves: Any) -> Any:
+        return leaves[0] if leaves[0] is None or len(leaves) == 1 else np.concatenate(leaves, axis)
+
+    return tf.nest.map_structure(leaf, *parts)
+
+
+def _tensors(nested: Any) -> Any:
+    return tf.nest.map_structure(lambda leaf: None if leaf is None else tf.convert_to_tensor(leaf), nested)
+
+
+class RayCollector:
+    """Collects with K actors. See `Collector` for the methods, of which `start` must be called first.
+
+    With `on_worker_death="restart"`, Ray replaces an actor that dies, its envs begin fresh episodes, and `warn` is
+    called. Otherwise, the death of an actor is an error.
+
+    Args:
+        config: The settings of the run.
+        make: Makes the local collector of a share of the envs in the process of an actor.
+        shares: The envs of each actor.
+        cores: The number of cores that each actor reserves.
+        warn: Called with a message when an actor was replaced.
+
+    Raises:
+        vecenv.WorkerDied: If an actor died or does not answer, from every method.
+        ConfigError: If a node has other versions of the packages, from `start`.
+        Exception: Whatever an env raised, with a note that names the collector, from every method.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        make: Callable[[range], AbstractContextManager[Collector]],
+        shares: Sequence[range],
+        *,
+        cores: int,
+        warn: Callable[[str], None],
+    ):
+        import ray
+
+        self._ray, self._config, self._shares, self._cores, self._warn = ray, config, shares, cores, warn
+        self._restarts = config.on_worker_death == "restart"
+        options: Any = {
+            "num_cpus": cores,
+            "max_restarts": -1 if self._restarts else 0,
+            "max_task_retries": DEATHS - 1 if self._restarts else 0,
+            "concurrency_groups": {"health": 1},
+            "scheduling_strategy": "SPREAD",
+        }
+        actor = ray.remote(**options)(Actor)
+        pickled = [vecenv.pickle_for_workers((config, partial(make, own))) for own in shares]
+        self._actors = [actor.remote(one, cores, sys.path) for one in pickled]
+        self._pings = [self._ping(actor) for actor in self._actors]
+        self._silent = [0] * len(shares)  # polls since the last answer to a ping
+        self._places: list[tuple[str, int, str] | None] = [None] * len(shares)
+        self._acting: Sequence[Agent] = ()
+        self.steps = 0
+
+    def start(self) -> None:
+        """Makes the envs of all actors, and sets the attributes that describe them."""
+        outlines: list[Outline] = self._all("start", ())
+        self._places = self._ray.get(self._pings)
+        own = versions()
+        for k, outline in enumerate(outlines):
+            names = [name for name in ("python", *PACKAGES) if outline.versions[name] != own[name]]
+            if names:
+                named = ", ".join(f"{name} {outline.versions[name]} instead of {own[name]}" for name in names)
+                raise ConfigError(f"{self._name(k)} has {named}: install the same versions on all nodes")
+        self.spaces, self.members = outlines[0].spaces, outlines[0].members
+        self._check_spaces(outlines)
+        # A rollout as it arrives, all rows in one array, and the tensors.
+        self.held_bytes = 3 * sum(outline.rollout_bytes for outline in outlines)
+
+    def use(self, actors: Sequence[Agent]) -> None:
+        self._acting = actors
+
+    def begin(self, env_steps: int) -> None:
+        self._all("begin", (env_steps,))
+
+    def collect(self, number: int, env_steps: int) -> Rollouts:
+        values = self._ray.put([[variable.numpy() for variable in actor.variables] for actor in self._acting])
+        self.steps = 0
+        parts: list[Packed] = self._all("collect", (values, number, env_steps), counted=True)
+        for k, part in enumerate(parts):
+            if part.restarted:
+                self._warn(f"{self._name(k)} died and was replaced: its envs began fresh episodes")
+        return joined(parts)
+
+    def get_states(self) -> list[Any]:
+        return [state for states in self._all("get_states", ()) for state in states]
+
+    def set_states(self, states: Sequence[Any]) -> None:
+        own = [states[share.start : share.stop] for share in self._shares]
+        self._wait(
+            {actor.set_states.remote(part): k for k, (actor, part) in enumerate(zip(self._actors, own, strict=True))}
+        )
+
+    def close(self) -> None:
+        """Closes the envs of all actors and ends the actors."""
+        with suppress(Exception):  # they may be dead, or the cluster gone
+            closing = [actor.close.remote() for actor in self._actors]
+            _, silent = self._ray.wait(closing, num_returns=len(closing), timeout=CLOSE_S)
+            for ref in silent:
+                self._kill(closing.index(ref))
+        for actor in self._actors:
+            with suppress(Exception):
+                self._ray.kill(actor)
+
+    def _all(self, method: str, arguments: tuple[Any, ...], *, counted: bool = False) -> list[Any]:
+        """Calls a method of all actors and returns the results; with `counted`, the results count as `steps`."""
+        refs = {getattr(actor, method).remote(*arguments): k for k, actor in enumerate(self._actors)}
+        return self._wait(refs, counted=counted)
+
+    def _wait(self, pending: Mapping[Any, int], *, counted: bool = False) -> list[Any]:
+        """Returns the results of calls in the order of the actors. An error ends the wait at once."""
+        pending, found = dict(pending), {}
+        self._silent = [0] * len(self._shares)
+        while pending:
+            done, _ = self._ray.wait(list(pending), timeout=POLL_S)
+            for ref in done:
+                k = pending.pop(ref)
+                found[k] = self._result(ref, k)
+                self.steps += counted * len(self._shares[k]) * self._config.num_steps
+            if not done:
+                self._check_health(pending.values())
+        return [found[k] for k in sorted(found)]
+
+    def _result(self, ref: Any, k: int) -> Any:
+        from ray.exceptions import RayError, RayTaskError
+
+        try:
+            return self._ray.get(ref)
+        except RayTaskError as error:
+            cause: Exception = error.cause
+            cause.add_note(f"This happened in {self._name(k)}, whose env 0 is env {self._shares[k].start} of the run.")
+            raise cause from None
+        except RayError as error:
+            times = f" {DEATHS} times in a row" if self._restarts else ""
+            reason = " ".join(str(error).split())
+            raise vecenv.WorkerDied(
+                f"{self._name(k)} died{times}, often because memory ran out. Ray says: {reason}"
+            ) from None
+
+    def _check_health(self, pending: Iterable[int]) -> None:
+        """Kills actors that are frozen, so that Ray replaces them. Counts polls, so time while suspended is not."""
+        from ray.exceptions import RayError
+
+        for k in pending:
+            if self._ray.wait([self._pings[k]], timeout=0)[0]:
+                with suppress(RayError):  # the call that is waited for says the same
+                    self._places[k], self._silent[k] = self._ray.get(self._pings[k]), 0
+                self._pings[k] = self._ping(self._actors[k])
+                continue
+            self._silent[k] += 1
+            silence = f"has not answered for {self._silent[k] * POLL_S:g} s"
+            if self._silent[k] == FROZEN_POLLS and self._places[k] is not None:
+                if not self._restarts:
+                    raise vecenv.WorkerDied(f"{self._name(k)} {silence}: its process is frozen, or its node is gone.")
+                self._kill(k)
+            if self._silent[k] == LOST_POLLS:
+                raise vecenv.WorkerDied(
+                    f"{self._name(k)} {silence}. Ray has no node with {self._cores} free cores for it (`ray status`), "
+                    "or it cannot start there: add nodes, or use fewer collectors."
+                )
+
+    def _ping(self, actor: Any) -> Any:
+        return actor.ping.options(concurrency_group="health").remote()
+
+    def _kill(self, k: int) -> None:
+        """Kills the process of an actor where it was last seen."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        if (place := self._places[k]) is not None:
+            node, pid, _ = place
+            there = NodeAffinitySchedulingStrategy(node, soft=False)
+            self._ray.remote(kill).options(num_cpus=0, scheduling_strategy=there).remote(pid)
+
+    def _check_spaces(self, outlines: Sequence[Outline]) -> None:
+        for k, outline in enumerate(outlines):
+            if outline.spaces != self.spaces:
+                raise ConfigError(
+                    f"{self._name(k)} has the spaces {outline.spaces}, but collector 0 has {self.spaces}: all envs of "
+                    "a run need the same spaces"
+                )
+
+    def _name(self, k: int) -> str:
+        share, place = self._shares[k], self._places[k]
+        where = "" if place is None else f", process {place[1]} on node {place[2]}"
+        return f"collector {k} of {len(self._shares)} (envs {share.start}:{share.stop}{where})"

@@ -1,0 +1,147 @@
+"""Views: what each policy sees of the envs, and the form in which it acts on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from ppo.model.recurrent import flat
+from vecenv.ingraph import Rollout
+from vecenv.spaces import Path, nest, pick
+
+Group = Any  # a AgentRows; its module needs PettingZoo
+
+
+class View(Protocol):
+    """What one policy sees of M envs, as N rows: the envs themselves, or the agents of a group in all envs.
+
+    Attributes:
+        num_envs: N.
+    """
+
+    num_envs: int
+
+    def observations(self, joint: Any) -> Any:
+        """Returns what the policy sees, `[N, ...]`, from the observations of all envs."""
+
+    def joint_actions(self, actions: Any) -> Any:
+        """Returns the policy's actions `[N, ...]` in the form in which they are part of the actions of all envs."""
+
+    def goes_on(self, before: Any, after: Any, over: tf.Tensor) -> tf.Tensor:
+        """Returns whether the episode of each row continues after a step, `bool[N]`.
+
+        Args:
+            before: The observations of all envs before the step.
+            after: The observations of all envs after the step.
+            over: Whether the step ended the episode of each env, `bool[M]`.
+        """
+
+    def rows(self, rollout: Rollout) -> Rollout:
+        """Returns the policy's rows of a rollout of all envs, of tensors or of NumPy arrays."""
+
+
+def views_of(envs: Any, *, is_multi_agent: bool) -> Mapping[str, View]:
+    """Returns the view of each team by its name. `envs` are vector envs of vecenv; see `ppo.envs.training_envs`."""
+    if not is_multi_agent:
+        return {"": EnvView(envs.num_envs)}
+    return {name: GroupView(envs.joint.num_envs, group) for name, group in envs.groups.items()}
+
+
+class EnvView:
+    """The view of the only policy of envs with one agent: all envs. See `View`."""
+
+    def __init__(self, num_envs: int):
+        self.num_envs = num_envs
+
+    def observations(self, joint: Any) -> Any:
+        return joint
+
+    def joint_actions(self, actions: Any) -> Any:
+        return actions
+
+    def goes_on(self, before: Any, after: Any, over: tf.Tensor) -> tf.Tensor:
+        return tf.logical_not(over)
+
+    def rows(self, rollout: Rollout) -> Rollout:
+        return rollout
+
+
+class GroupView:
+    """The N = M * K rows of a group of K agents in M envs, whose observations hold the results of each agent.
+
+    The rows of an env's agents are contiguous in memory, so reshaping `[M, K, ...]` to `[N, ...]` copies nothing. See
+    `View` for the methods.
+
+    Args:
+        num_joint: M.
+        group: A `vecenv.adapters.pettingzoo.AgentRows`.
+    """
+
+    def __init__(self, num_joint: int, group: Group):
+        self.num_envs = group.num_envs
+        self._num_joint, self._name, self._count = num_joint, group.group.name, len(group.group.agents)
+        self._observed, self._acted = group.single_observation_space, group.single_action_space
+
+    def observations(self, joint: Any) -> Any:
+        own = joint[self._name]["observation"]
+        return nest(self._observed, lambda path: self._rows(pick(own, path), 0))
+
+    def joint_actions(self, actions: Any) -> Any:
+        def leaf(path: Path) -> tf.Tensor:
+            values = pick(actions, path)
+            return tf.reshape(values, [self._num_joint, self._count, *values.shape[1:]])
+
+        return nest(self._acted, leaf)
+
+    def goes_on(self, before: Any, after: Any, over: tf.Tensor) -> tf.Tensor:
+        over = tf.repeat(over, self._count)  # each agent's episode ends with that of its env
+        return self._valid(before) & self._valid(after) & tf.logical_not(over)
+
+    def rows(self, rollout: Rollout) -> Rollout:
+        own, last = rollout.observations[self._name], rollout.final_observations[self._name]
+        over = rollout.terminated | rollout.truncated
+
+        def result(key: str) -> Any:  # step t writes row t + 1
+            return self._rows(own[key][1:])
+
+        def observed(path: Path) -> Any:
+            return self._rows(pick(own["observation"], path))
+
+        def final(path: Path) -> Any:
+            # If other agents continue, an agent's last observation is not overwritten.
+            values = [pick(part["observation"], path) for part in (last, own)]
+            return self._rows(_chosen(over, values[0], values[1][1:]))
+
+        return Rollout(
+            observations=nest(self._observed, observed),
+            actions=nest(self._acted, lambda path: self._rows(pick(rollout.actions[self._name], path))),
+            rewards=result("reward"),
+            terminated=result("terminated") != 0,
+            truncated=result("truncated") != 0,
+            final_observations=nest(self._observed, final),
+            episode_returns=result("episode_return"),
+            episode_lengths=result("episode_length"),
+            episode_infos={},
+            valid=self._rows(own["valid"]) != 0,
+        )
+
+    def _valid(self, joint: Any) -> tf.Tensor:
+        """Returns whether the agent of each row is alive, `bool[N]`, from the observations of all envs."""
+        return self._rows(joint[self._name]["valid"], 0) != 0
+
+    def _rows(self, values: Any, axis: int = 1) -> Any:
+        """Returns `[..., M, K, *shape]` as `[..., N, *shape]`, where M has the given axis."""
+        shape = [*values.shape[:axis], self.num_envs, *values.shape[axis + 2 :]]
+        return tf.reshape(values, shape) if tf.is_tensor(values) else values.reshape(shape)
+
+
+def _chosen(condition: Any, one: Any, other: Any) -> Any:
+    """Returns the rows `[T, M, ...]` of `one` where `condition: bool[T, M]` holds, and those of `other` elsewhere."""
+    if not tf.is_tensor(one):
+        return np.where(condition.reshape(*condition.shape, *[1] * (one.ndim - 2)), one, other)
+    # Select takes whole rows. `tf.where` would broadcast the condition, which is ten times slower for images.
+    rows = tf.raw_ops.Select(condition=flat(condition), x=flat(one), y=flat(other))
+    return tf.reshape(rows, one.shape)

@@ -1,0 +1,184 @@
+"""Ray: starting it on this machine for one run, or joining a cluster."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import vecenv
+from ppo.config import ConfigError
+
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # the behavior that Ray otherwise announces as its future default
+    "RAY_DISABLE_IMPORT_WARNING": "1",
+}
+LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""If this variable is "0" when Ray is imported, its servers listen on the loopback interface alone, as on macOS."""
+
+STARTS = 2  # attempts to start Ray, which gives up after 30 seconds on a machine with too much to do
+MAX_PATH = 36  # characters of Ray's folder; the sockets in it have names of up to 107 characters
+
+REMOVE = """
+import os, shutil, sys, time
+sys.stdin.buffer.read()  # until the run ends, in whatever way
+for _ in range(100):
+    shutil.rmtree(sys.argv[1], ignore_errors=True)
+    if not os.path.exists(sys.argv[1]):
+        break
+    time.sleep(0.1)  # processes of Ray that are still ending write to it
+"""
+
+
+@contextmanager
+def cluster(address: str | None, actors: int, warn: Callable[[str], None]) -> Iterator[int]:
+    """Starts Ray on this machine or joins a cluster, and yields how many cores each of `actors` equal actors can have.
+
+    If this process has already initialized Ray, that cluster is used and stays connected. SIGTERM keeps its handler,
+    which Ray replaces.
+
+    Args:
+        address: Address of a cluster's head node, "host:port"; "auto" for the cluster of this machine; None to start
+            Ray, or to join the cluster that the variable RAY_ADDRESS names.
+        actors: Number of actors.
+        warn: Called with a message if anyone who reaches the cluster can use it.
+
+    Raises:
+        ConfigError: If Ray is not installed, cannot be started or reached, or has too few cores.
+    """
+    address = address or os.environ.get("RAY_ADDRESS") or None
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    if address is None and "ray" not in sys.modules:  # which reads these variables when it is imported
+        os.environ.setdefault(LOOPBACK, "0")
+        # Other users of this machine can reach the loopback interface, too.
+        if "RAY_AUTH_MODE" not in os.environ:
+            os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+    try:
+        import ray
+    except ImportError as error:
+        raise ConfigError(f"collectors need Ray: pip install 'vecenv-ppo[ray]' ({error})") from error
+    if ray.is_initialized():
+        yield _cores_of_each(ray, actors)
+        return
+    with _connected(ray, address, actors, warn):
+        yield _cores_of_each(ray, actors)
+
+
+@contextmanager
+def _connected(ray: Any, address: str | None, actors: int, warn: Callable[[str], None]) -> Iterator[None]:
+    """Connects to a cluster for the duration of the block."""
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
+    if address is None:
+        with _folder() as folder:
+            _start(ray, folder, max(actors, vecenv.available_cores()), quiet)
+            try:
+                yield
+            finally:
+                ray.shutdown()
+        return
+    if address.startswith("ray://"):
+        raise ConfigError(
+            f"--cluster {address} is the address of a Ray client server: run the command on a machine of the cluster, "
+            "for example with `ray job submit`, and use --cluster auto"
+        )
+    try:
+        _init(ray, address=address, **quiet)
+    except Exception as error:  # Ray raises exceptions of many types
+        raise ConfigError(
+            f"cannot join the Ray cluster at {address}: {_first_line(error)}. Check the address, and that this machine "
+            "belongs to the cluster (`ray status`)."
+        ) from error
+    try:
+        if os.environ.get("RAY_AUTH_MODE", "").lower() != "token":
+            warn(
+                f"the Ray cluster at {address} does not use token authentication, so anyone who can reach its ports "
+                "can run code on all of its machines. Use a private network, or set RAY_AUTH_MODE=token on all nodes."
+            )
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _start(ray: Any, folder: str, num_cpus: int, quiet: dict[str, Any]) -> None:
+    """Starts Ray on this machine."""
+    from ray._private import ray_constants
+
+    if ray_constants.ENABLE_RAY_CLUSTER and os.environ.get(LOOPBACK) != "1":
+        raise ConfigError(
+            f"Ray, which is already imported, would listen on all network interfaces: set the variable {LOOPBACK}=0 "
+            "before the import, or call ray.init() before training"
+        )
+    options = {"num_cpus": num_cpus, "num_gpus": 0, "include_dashboard": False, "_temp_dir": folder, **quiet}
+    for attempt in range(1, STARTS + 1):
+        try:
+            _init(ray, address="local", **options)
+            return
+        except Exception as error:  # Ray raises exceptions of many types
+            ray.shutdown()
+            if attempt == STARTS:
+                raise ConfigError(
+                    f"Ray could not be started on this machine in {STARTS} attempts: {_first_line(error)}. If the "
+                    "machine is busy, try again later; otherwise, train without collectors."
+                ) from error
+
+
+@contextmanager
+def _folder() -> Iterator[str]:
+    """Yields a folder for the files of Ray, which another process removes when this one ends, in whatever way."""
+    parent = tempfile.gettempdir()
+    folder = tempfile.mkdtemp(prefix="ppo-", dir=parent if len(parent) + len("/ppo-12345678") <= MAX_PATH else "/tmp")
+    command = [sys.executable, "-c", REMOVE, folder]
+    try:
+        with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as remover:
+            yield folder
+            assert remover.stdin is not None
+            remover.stdin.close()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _init(ray: Any, **options: Any) -> None:
+    """Calls `ray.init`, and restores the handler of SIGTERM, which Ray replaces."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(**options)
+    finally:
+        # None is a handler that was installed from C, which Python cannot restore.
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
+
+
+def _cores_of_each(ray: Any, actors: int) -> int:
+    """Returns the largest number of cores for each actor with which all of them fit on the nodes."""
+    nodes = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
+    return cores_of_each(nodes, actors)
+
+
+def cores_of_each(nodes: Sequence[int], actors: int) -> int:
+    """Returns the largest number of cores for each actor with which all of them fit on nodes with these cores.
+
+    Raises:
+        ConfigError: If there are fewer cores than actors.
+    """
+    fitting = [cores for cores in range(1, max(nodes, default=0) + 1) if sum(n // cores for n in nodes) >= actors]
+    if not fitting:
+        raise ConfigError(
+            f"{actors} collectors need a core each, but the Ray cluster has {sum(nodes)}: use fewer collectors, or add "
+            "nodes"
+        )
+    return max(fitting)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

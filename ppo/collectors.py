@@ -1,0 +1,103 @@
+"""Making the collector of a run: in this process, or on Ray."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec
+
+from ppo.algorithm.ray_collector import RayCollector
+from ppo.algorithm.rollout import Collector, LocalCollector
+from ppo.cluster import cluster
+from ppo.config import Config, ConfigError
+from ppo.envs import EnvSource, check_settings, spaces_of, training_envs
+
+
+@dataclass(frozen=True)
+class OnRay:
+    """Collectors on Ray.
+
+    Attributes:
+        collectors: Number of collectors, K. Each steps an equal share of the envs.
+        address: Address of the Ray cluster; None: start Ray on this machine for this run.
+    """
+
+    collectors: int
+    address: str | None = None
+
+    def shares(self, config: Config) -> list[range]:
+        """Returns the envs of each collector.
+
+        Raises:
+            ConfigError: If the shares cannot be equal.
+        """
+        count, num_envs = self.collectors, config.num_envs
+        if count < 1:
+            raise ConfigError(f"there cannot be {count} collectors: use 1 or more")
+        if num_envs % count:
+            nearest = max(1, round(num_envs / count)) * count
+            raise ConfigError(
+                f"{count} collectors cannot have equal shares of num_envs={num_envs}: use a multiple of {count}, such "
+                f"as {nearest}"
+            )
+        size = num_envs // count
+        return [range(k * size, (k + 1) * size) for k in range(count)]
+
+
+@contextmanager
+def collector_for(
+    config: Config, source: EnvSource, evaluated: EnvSource, on_ray: OnRay | None, warn: Callable[[str], None]
+) -> Iterator[Collector]:
+    """Makes the training envs with a collector, and closes both at the end.
+
+    Args:
+        config: The settings of the run.
+        source, evaluated: As for `ppo.envs.training_envs`.
+        on_ray: None to step the envs in this process and its workers.
+        warn: Called with messages about the cluster and about restarts.
+
+    Raises:
+        ConfigError: If the envs or the cluster do not match the settings.
+    """
+    if on_ray is None:
+        with training_envs(config, source, evaluated) as envs:
+            yield LocalCollector(config, envs, spaces_of(config, envs))
+        return
+    if isinstance(source, gym.vector.VectorEnv):
+        raise ConfigError(
+            "collectors on Ray make their own envs: pass functions that make envs instead of a vector env"
+        )
+    check_settings(config, source, evaluated)
+    shares = on_ray.shares(config)
+    registered = None if source is not None else gym.registry.get(config.env)
+    make = functools.partial(local_share, config, source, registered, len(shares))
+    with cluster(on_ray.address, len(shares), warn) as cores:
+        collector = RayCollector(config, make, shares, cores=cores, warn=warn)
+        try:
+            collector.start()
+            yield collector
+        finally:
+            collector.close()
+
+
+@contextmanager
+def local_share(
+    config: Config, source: EnvSource, registered: EnvSpec | None, count: int, own: range
+) -> Iterator[LocalCollector]:
+    """Makes the collector of one of `count` shares of the envs, in the process of a Ray actor.
+
+    Args:
+        config: The settings of the run.
+        source: As for `ppo.envs.training_envs`.
+        registered: The spec of the env if its id is registered, which the process of the actor may not know.
+        count: Number of shares.
+        own: The envs of this share.
+    """
+    if registered is not None:
+        gym.registry.setdefault(registered.id, registered)
+    with training_envs(config, source, own=own, shares=count) as envs:
+        yield LocalCollector(config, envs, spaces_of(config, envs), first=own.start)

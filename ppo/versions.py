@@ -1,0 +1,19 @@
+"""The versions of the packages on which the results of a run depend."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+
+PACKAGES = ("vecenv-ppo", "tensorflow", "gymnasium", "numpy", "mujoco", "cloudpickle")
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of Python, the platform and the main packages."""
+    versions = {"python": platform.python_version(), "platform": platform.platform()}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    return versions
