@@ -24,7 +24,7 @@ QUIET = {
     "RAY_DISABLE_IMPORT_WARNING": "1",
 }
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""If this variable is "0" when Ray is imported, its servers listen on the loopback interface alone, as on macOS."""
+"""If this variable is "0", processes of Ray listen on the loopback interface alone, as they do by default on macOS."""
 
 STARTS = 2  # attempts to start Ray, which gives up after 30 seconds on a machine with too much to do
 MAX_PATH = 36  # characters of Ray's folder; the sockets in it have names of up to 107 characters
@@ -59,11 +59,6 @@ def cluster(address: str | None, actors: int, warn: Callable[[str], None]) -> It
     address = address or os.environ.get("RAY_ADDRESS") or None
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    if address is None and "ray" not in sys.modules:  # which reads these variables when it is imported
-        os.environ.setdefault(LOOPBACK, "0")
-        # Other users of this machine can reach the loopback interface, too.
-        if "RAY_AUTH_MODE" not in os.environ:
-            os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
     try:
         import ray
     except ImportError as error:
@@ -111,19 +106,15 @@ def _connected(ray: Any, address: str | None, actors: int, warn: Callable[[str],
 
 
 def _start(ray: Any, folder: str, num_cpus: int, quiet: dict[str, Any]) -> None:
-    """Starts Ray on this machine."""
-    from ray._private import ray_constants
-
-    if ray_constants.ENABLE_RAY_CLUSTER and os.environ.get(LOOPBACK) != "1":
-        raise ConfigError(
-            f"Ray, which is already imported, would listen on all network interfaces: set the variable {LOOPBACK}=0 "
-            "before the import, or call ray.init() before training"
-        )
+    """Starts Ray on this machine, out of reach of other machines and of other users of this one."""
+    if "RAY_AUTH_MODE" not in os.environ:  # Ray would write a token to the home folder
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     options = {"num_cpus": num_cpus, "num_gpus": 0, "include_dashboard": False, "_temp_dir": folder, **quiet}
     for attempt in range(1, STARTS + 1):
         try:
-            _init(ray, address="local", **options)
-            return
+            with _loopback_only():
+                _init(ray, address="local", **options)
+            break
         except Exception as error:  # Ray raises exceptions of many types
             ray.shutdown()
             if attempt == STARTS:
@@ -131,6 +122,28 @@ def _start(ray: Any, folder: str, num_cpus: int, quiet: dict[str, Any]) -> None:
                     f"Ray could not be started on this machine in {STARTS} attempts: {_first_line(error)}. If the "
                     "machine is busy, try again later; otherwise, train without collectors."
                 ) from error
+    if (host := ray.util.get_node_ip_address()) != "127.0.0.1":
+        ray.shutdown()
+        raise ConfigError(
+            f"Ray {ray.__version__} listens at {host}, where other machines can reach it: use another version of Ray, "
+            "or start a cluster (`ray start --head`) and pass its address"
+        )
+
+
+@contextmanager
+def _loopback_only() -> Iterator[None]:
+    """Makes Ray start servers that only this machine can reach."""
+    from ray._private import ray_constants  # read from the variable when Ray was imported
+
+    before, enabled = os.environ.get(LOOPBACK), ray_constants.ENABLE_RAY_CLUSTER
+    os.environ[LOOPBACK], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = enabled
+        del os.environ[LOOPBACK]
+        if before is not None:
+            os.environ[LOOPBACK] = before
 
 
 @contextmanager

@@ -189,8 +189,8 @@ def test_a_sweep_tries_settings_on_a_custom_env_and_prunes_bad_trials(tmp_path, 
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--ranks", "2"],
-        *(pytest.param(flags, marks=pytest.mark.slow) for flags in (["--track", "wandb"], ["--restarts", "1"])),
+        ["--collectors", "2"],
+        *(pytest.param(flags, marks=pytest.mark.slow) for flags in (["--track", "wandb"], ["--cluster", "auto"])),
     ],
 )
 def test_a_sweep_refuses_flags_that_would_have_no_effect(flags):

@@ -8,6 +8,7 @@ A call of `collect` carries all that an actor needs. Ray can therefore replace a
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -130,9 +131,8 @@ class RayCollector:
         cores: int,
         warn: Callable[[str], None],
     ):
-        import ray
-
-        self._ray, self._config, self._shares, self._cores, self._warn = ray, config, shares, cores, warn
+        self._ray: Any = importlib.import_module("ray")  # optional, and it takes a second
+        self._config, self._shares, self._cores, self._warn = config, shares, cores, warn
         self._restarts = config.on_worker_death == "restart"
         options: Any = {
             "num_cpus": cores,
@@ -141,7 +141,7 @@ class RayCollector:
             "concurrency_groups": {"health": 1},
             "scheduling_strategy": "SPREAD",
         }
-        actor = ray.remote(**options)(Actor)
+        actor = self._ray.remote(**options)(Actor)
         pickled = [vecenv.pickle_for_workers((config, partial(make, own))) for own in shares]
         self._actors = [actor.remote(one, cores, sys.path) for one in pickled]
         self._pings = [self._ping(actor) for actor in self._actors]
@@ -267,7 +267,7 @@ class RayCollector:
         if (place := self._places[k]) is not None:
             node, pid, _ = place
             there = NodeAffinitySchedulingStrategy(node, soft=False)
-            self._ray.remote(kill).options(num_cpus=0, scheduling_strategy=there).remote(pid)
+            self._ray.remote(num_cpus=0, scheduling_strategy=there)(kill).remote(pid)
 
     def _check_spaces(self, outlines: Sequence[Outline]) -> None:
         for k, outline in enumerate(outlines):

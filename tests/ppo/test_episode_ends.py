@@ -8,10 +8,10 @@ import tensorflow as tf
 import vecenv
 from ppo import Config
 from ppo.algorithm import losses
-from ppo.algorithm.rollout import Collector, EnvView
+from ppo.algorithm.rollout import LocalCollector
 from ppo.algorithm.update import Learner, shuffled
 from ppo.model.agent import Agent
-from vecenv.ingraph import InGraphVectorEnv, slots_for
+from vecenv.ingraph import slots_for
 
 GAMMA, PLACES = 0.8, 8
 CONFIG = Config(
@@ -61,13 +61,13 @@ def learned_values(ends):
     vector = vecenv.SyncVectorEnv(
         [lambda: Ring(ends)] * config.num_envs, autoreset_mode="SameStep", num_slots=slots_for(config.num_steps)
     )
-    envs = InGraphVectorEnv(vector, num_steps=config.num_steps)
-    agent, rows = Agent(config, vector.single_observation_space, vector.single_action_space), EnvView(envs)
-    learner = Learner(config, agent, rows)
-    collector = Collector(envs, [("", agent, rows)], total=config.num_envs, own=slice(0, config.num_envs))
-    envs.reset(seed=0)
+    spaces = (vector.single_observation_space, vector.single_action_space)
+    agent, collector = Agent(config, *spaces), LocalCollector(config, vector, {"": spaces})
+    collector.use([agent])
+    learner = Learner(config, agent)
+    collector.begin(0)
     for update in range(60):
-        (collected,) = collector.collect(tf.constant([0, update]))
+        (collected,) = collector.collect(update, 0).collected
         rate = tf.constant(config.learning_rate * (1 - update / 60), tf.float32)
         learner.update(collected, rate, tf.constant(shuffled(config, update)))
     return agent.step(tf.range(PLACES), tf.zeros([PLACES, agent.state_size])).values.numpy()

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import gymnasium as gym
@@ -45,7 +44,8 @@ config = dataclasses.replace(config, total_steps=2 * config.batch_size)
 vecenv_available, vecenv.available_memory = vecenv.available_memory, lambda: 0
 with vecenv.SyncVectorEnv([lambda: Plain(space)] * config.num_envs, **ppo.vector_options(config)) as envs:
     try:
-        check_memory(config, envs)
+        held = sum(array.nbytes for array in envs.arrays.values())
+        check_memory(config, space, held_bytes=held)
     except ppo.ConfigError as error:
         number, unit = re.search("need about ([0-9.]+) (.iB)", str(error)).groups()
 vecenv.available_memory = vecenv_available
@@ -101,12 +101,11 @@ def test_the_estimate_for_a_minibatch_counts_the_activations_of_the_cnn(monkeypa
     """By hand: kernels of 8, 4 and 3 pixels with strides 4, 2 and 1."""
     monkeypatch.setattr(vecenv, "available_memory", lambda: 0)
     space = gym.spaces.Box(0, 255, (40, 44, 3), np.uint8)
-    envs = types.SimpleNamespace(num_workers=1, single_observation_space=space)
     config = ppo.Config(minibatch_size=2048, num_envs=256, num_steps=32, **settings)
     units = 0 if config.network else sum((*config.policy_layers, *config.value_layers))
     bytes_needed = 2048 * (40 * 44 * 3 + 3 * 4 * (numbers + units))
     with pytest.raises(ppo.ConfigError, match=f"A minibatch needs {bytes_needed / 2**20:.0f} MiB"):
-        footprint.check_memory(config, envs)
+        footprint.check_memory(config, space, held_bytes=0)
 
 
 def test_a_process_that_has_compiled_too_many_updates_gets_an_error_before_xla_crashes(tmp_path, monkeypatch):
@@ -141,11 +140,11 @@ def test_a_system_that_does_not_report_memory_mappings_is_not_checked(tmp_path, 
 
 def test_without_a_known_memory_limit_no_run_is_rejected(monkeypatch):
     monkeypatch.setattr(vecenv, "available_memory", lambda: None)
-    envs = types.SimpleNamespace(num_workers=1, single_observation_space=gym.spaces.Box(-1, 1, (10**7,), np.float32))
-    footprint.check_memory(ppo.Config(), envs)
+    space = gym.spaces.Box(-1, 1, (10**7,), np.float32)
+    footprint.check_memory(ppo.Config(), space, held_bytes=0)
     monkeypatch.setattr(vecenv, "available_memory", lambda: 2**30)
     with pytest.raises(ppo.ConfigError, match="lower --num-envs"):
-        footprint.check_memory(ppo.Config(), envs)
+        footprint.check_memory(ppo.Config(), space, held_bytes=0)
 
 
 @pytest.mark.parametrize(

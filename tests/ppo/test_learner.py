@@ -12,12 +12,13 @@ import tensorflow as tf
 import vecenv
 from ppo import Config
 from ppo.algorithm import losses
-from ppo.algorithm.rollout import Collector, EnvView
-from ppo.algorithm.teams import team_of_group
+from ppo.algorithm.rollout import LocalCollector
+from ppo.algorithm.teams import team_of
 from ppo.algorithm.update import METRICS, Learner, shuffled
+from ppo.envs import spaces_of
 from ppo.model.agent import Agent
 from ppo.model.networks import MLP
-from vecenv.ingraph import InGraphVectorEnv, slots_for
+from vecenv.ingraph import slots_for
 
 CONFIG = Config(
     env="Pendulum-v1",
@@ -148,27 +149,38 @@ def parts(config, make=None, max_episode_steps=7):
         clip_actions=True,
         float32_observations=True,
     )
-    envs = InGraphVectorEnv(vector, num_steps=config.num_steps)
-    agent, rows = Agent(config, vector.single_observation_space, vector.env_action_space), EnvView(envs)
-    collector = Collector(envs, [("", agent, rows)], total=config.num_envs, own=slice(0, config.num_envs))
-    return vector, envs, agent, Learner(config, agent, rows), collector
+    spaces = (vector.single_observation_space, vector.env_action_space)
+    agent, collector = Agent(config, *spaces), LocalCollector(config, vector, {"": spaces})
+    collector.use([agent])
+    return vector, collector.envs, agent, Learner(config, agent), collector
 
 
 def parts_of_group(config, make, name, **options):
-    """Returns envs of several agents after a reset, the team of a group, and a function that collects its rollouts."""
+    """Returns envs of several agents after a reset, the team of a group, and a function that collects its rollouts.
+
+    The function returns a rollout as `Collected` and as NumPy arrays.
+    """
     from vecenv.adapters.pettingzoo import ParallelVectorEnv
 
-    num_envs = config.num_envs
+    config = dataclasses.replace(config, env="pettingzoo:given")
     vector = ParallelVectorEnv(
-        [make] * num_envs, num_workers=0, autoreset_mode="SameStep", num_slots=slots_for(config.num_steps), **options
+        [make] * config.num_envs,
+        num_workers=0,
+        autoreset_mode="SameStep",
+        num_slots=slots_for(config.num_steps),
+        **options,
     )
-    envs = InGraphVectorEnv(vector.joint, num_steps=config.num_steps)
-    teams = [team_of_group(config, envs, group) for group in vector.groups.values()]
-    policies = [(team.name, team.actor, team.view) for team in teams]
-    collector = Collector(envs, policies, total=num_envs, own=slice(0, num_envs))
+    collector = LocalCollector(config, vector, spaces_of(config, vector))
+    teams = [team_of(config, name, collector.members[name], spaces) for name, spaces in collector.spaces.items()]
+    collector.use([team.actor for team in teams])
     number = [team.name for team in teams].index(name)
-    envs.reset(seed=0)
-    return vector, teams[number], lambda update: collector.collect(tf.constant([0, update]))[number]
+    collector.begin(0)
+
+    def collect(update):
+        rollouts = collector.collect(update, 0)
+        return rollouts.collected[number], rollouts.arrays[number]
+
+    return vector, teams[number], collect
 
 
 class SlowAgent:
@@ -244,7 +256,8 @@ def slow_update(config, agent, learner, rollout, collected, order, rate):
     elif config.kl_limit is not None:
         rate = rate * learner.rate / config.learning_rate
     weights = None if rollout.valid is None else tf.constant(slow.lives.reshape(-1), tf.float32)
-    rewards = learner.rewards(tf.constant(rollout.rewards, tf.float32), tf.constant(slow.ended), weights).numpy()
+    begins, ended = tf.constant(rollout.episode_lengths[0] == 1), tf.constant(slow.ended)
+    rewards = learner.rewards(tf.constant(rollout.rewards, tf.float32), begins, ended, weights).numpy()
     computed = slow_advantages(config, slow, rewards)
     first_targets, totals, taken = computed[1], np.zeros(6), 0
     for k, items in enumerate(order):
@@ -382,7 +395,7 @@ def test_the_update_equals_the_slow_update(settings, make):
     envs.reset(seed=0)
     rate = tf.constant(1e-2)
     for update in range(2):
-        (collected,) = collector.collect(tf.constant([0, update]))
+        (collected,) = collector.collect(update, 0).collected
         arrays = envs.last_rollout()
         assert arrays.truncated.any()
         check_predictions(collected, slow_agent, arrays)
@@ -416,8 +429,7 @@ def test_a_policy_learns_where_its_agent_can_act_and_its_value_where_the_agent_l
     whole = config.of_team(len(team.members))
     rate = tf.constant(1e-2)
     for update in range(2):
-        collected = collect(update)
-        arrays = team.view.last_rollout()
+        collected, arrays = collect(update)
         check_predictions(collected, slow_team.agent, arrays)
         order = shuffled(whole, update)
         expected = slow_update(whole, slow_team.agent, slow_team.learner, arrays, collected, order, rate)
@@ -439,7 +451,7 @@ def test_the_policy_and_the_value_function_learn_side_by_side(network):
     """TensorFlow runs two functions concurrently only if neither writes a variable that the other one uses."""
     _, envs, agent, learner, collector = parts(dataclasses.replace(CONFIG, network=network))
     envs.reset(seed=0)
-    learner.learn(*collector.collect(tf.constant([0, 0])), 0)
+    learner.learn(*collector.collect(0, 0).collected, 0)
     functions = [function for learn in learner._rounds for function in learn._list_all_concrete_functions()]
     held = [
         {id(tensor) for tensor in function.captured_inputs if tensor.dtype == tf.resource} for function in functions
@@ -456,7 +468,7 @@ def test_gradients_of_the_policy_and_the_value_function_are_clipped_separately(s
         config = dataclasses.replace(CONFIG, value_coef=value_coef, max_grad_norm=1e-3, adam_epsilon=1.0, **settings)
         _, envs, agent, learner, collector = parts(config)
         envs.reset(seed=0)
-        learner.learn(*collector.collect(tf.constant([0, 0])), 0)
+        learner.learn(*collector.collect(0, 0).collected, 0)
         found.append([variable.numpy() for variable in agent.learned_groups[0]])
         assert learner.optimizers[0].learned[-1] is agent.log_std
     for one, other in zip(*found, strict=True):
@@ -475,7 +487,7 @@ def test_a_network_with_common_layers_has_one_optimizer(settings):
 def test_a_custom_network_may_call_a_graph_function_with_a_loop():
     _, envs, agent, learner, collector = parts(dataclasses.replace(CONFIG, network=f"{__name__}:graph_function_twin"))
     envs.reset(seed=0)
-    learner.learn(*collector.collect(tf.constant([0, 0])), 0)
+    learner.learn(*collector.collect(0, 0).collected, 0)
     agent.act(np.zeros([4, 3], np.float32), agent.initial_state(4))
 
 
@@ -483,7 +495,7 @@ def test_a_rollout_runs_in_order():
     """TensorFlow lowers loops that are traced for its parallel executor to operations that the other one rejects."""
     _, envs, _, _, collector = parts(CONFIG)
     envs.reset(seed=0)
-    collector.collect(tf.constant([0, 0]))
+    collector.collect(0, 0)
     (rollout,) = collector.collect_in_graph._list_all_concrete_functions()
     (loop,) = [operation for operation in rollout.graph.get_operations() if "While" in operation.type]
     assert "_lower_using_switch_merge" not in loop.node_def.attr
@@ -496,11 +508,12 @@ def test_without_a_living_agent_an_update_takes_no_step(settings):
     from tests.multi_agent import Turns
 
     config = dataclasses.replace(CONFIG, env="", **settings)
-    vector, team, collect = parts_of_group(config, Turns, "b")
+    _, team, collect = parts_of_group(config, Turns, "b")
     arguments = tf.constant(1e-2), tf.constant(shuffled(config, 0))
-    team.learner.update(collect(0), *arguments)
-    collected = collect(1)
-    vector.groups["b"].arrays[("valid",)][:] = 0
+    team.learner.update(collect(0)[0], *arguments)
+    collected, _ = collect(1)
+    rollout = collected.rollout
+    collected = collected._replace(rollout=rollout._replace(valid=tf.zeros_like(rollout.valid)))
     variables = [*team.agent.variables, *(v for adam in team.learner.optimizers for v in adam.variables)]
     before = [variable.numpy() for variable in variables]
     assert any(np.any(value) for value in before[len(team.agent.variables) :])
@@ -662,7 +675,7 @@ def test_training_reads_neither_released_slabs_nor_unwritten_rows(settings):
         vector, envs, agent, learner, collector = parts(config)
         envs.reset(seed=0)
         for update in range(5):
-            (collected,) = collector.collect(tf.constant([0, update]))
+            (collected,) = collector.collect(update, 0).collected
             learner.update(collected, tf.constant(1e-2), tf.constant(shuffled(config, update)))
             if poisoned:
                 low = update % 2 * (config.num_steps + 1)

@@ -17,7 +17,7 @@ import ppo
 import vecenv
 from ppo import Config, Evaluation, Run, TrainingDiverged, evaluate_run
 from ppo.callbacks import Callback, Callbacks, StopTraining
-from ppo.envs import training_envs
+from ppo.collectors import collector_for
 from ppo.run.resume import Progress, Saver
 from ppo.trainer import Trainer, run_training
 from tests.helpers import CountingEnv
@@ -68,8 +68,8 @@ class Thousands(gym.Env):
 
 @contextmanager
 def trainer_of(folder, config, source=None):
-    with training_envs(config, source) as vector:
-        trainer = Trainer(config, Run.create(folder, "run", config), vector, Callbacks([]), source)
+    with collector_for(config, source, None, None, pytest.fail) as collector:
+        trainer = Trainer(config, Run.create(folder, "run", config), collector, Callbacks([]), source)
         with closing(trainer):
             trainer.begin()
             yield trainer
@@ -118,7 +118,7 @@ def test_the_first_update_learns_from_normalized_observations(tmp_path, settings
         seen, update = [], trainer.learner.update
 
         def spy(collected, *arguments):
-            observations = trainer.envs.shaped(collected.rollout).observations[:-1]
+            observations = collected.rollout.observations[:-1]
             seen.append(trainer.agent.observations.inputs(tf.reshape(observations, [-1, 2]))["observation"].numpy())
             seen.append(float(trainer.learner.rewards.moments.count))
             return update(collected, *arguments)
@@ -258,12 +258,12 @@ def test_runs_are_the_same_with_envs_in_cpp_or_python_and_with_or_without_worker
 
 def test_a_checkpoint_during_a_rollout_holds_no_env_states(tmp_path):
     """The states would be newer than the parameters, and a resumed run would lack the rollout's first steps."""
-    envs = SimpleNamespace(steps=3, num_steps=8, get_state=lambda: pytest.fail("get_state was called"))
+    collector = SimpleNamespace(get_states=lambda: pytest.fail("get_states was called"))
     run = Run.create(tmp_path, "run", Config())
-    Saver(run, Progress(Config()), envs, Callback(), {"module": tf.Module()}).save({})
+    Saver(run, Progress(Config()), collector, Callback(), {"module": tf.Module()}).save({}, dropped=True)
     (checkpoint,) = checkpoints(run)
     progress = json.loads((checkpoint / "progress.json").read_text())
-    assert progress["why_fresh"] == "3 of 8 steps of a rollout had been taken"
+    assert progress["why_fresh"] == "a rollout that was not trained on was in progress"
 
 
 def test_the_time_of_an_evaluation_is_included_in_the_speed_of_the_next_report(tmp_path, monkeypatch):
@@ -319,7 +319,7 @@ def test_no_step_that_is_trained_on_leads_from_a_cut_episode_into_the_episode_of
         trainer.iterate()
         flag.touch()
         trainer.iterate()
-        rollout = trainer.envs.last_rollout()
+        rollout = trainer.collector.envs.last_rollout()
         ended, restarted = rollout.terminated | rollout.truncated, rollout.episode_lengths < 5
         now, after = rollout.observations[:-1], rollout.observations[1:]
         np.testing.assert_array_equal((after - now)[~ended], [[0, 0, 1]] * np.sum(~ended))  # the next step, otherwise

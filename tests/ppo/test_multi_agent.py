@@ -16,9 +16,10 @@ from gymnasium import spaces
 import ppo
 import vecenv
 from ppo import Config, ConfigError, Run, RunError, evaluate_run, export, footprint
-from ppo.algorithm.teams import GroupView
 from ppo.algorithm.update import shuffled
+from ppo.algorithm.views import GroupView
 from ppo.callbacks import Callbacks
+from ppo.collectors import collector_for
 from ppo.envs import training_envs
 from ppo.results import video as videos
 from ppo.results.evaluation import Players, play
@@ -77,7 +78,7 @@ def test_learned_values_are_the_true_values_of_agents_that_leave():
     for update in range(60):
         rate = tf.constant(config.learning_rate * (1 - update / 60), tf.float32)
         order = tf.constant(shuffled(whole, update))
-        team.learner.update(collect(update), rate, order)
+        team.learner.update(collect(update)[0], rate, order)
     to_go = gamma ** np.arange(places - 1, -1, -1.0)
     for k, true in enumerate((to_go, to_go / (1 - gamma**places))):
         one_hot = tf.tile(tf.one_hot([k], 2), [places, 1])
@@ -95,17 +96,24 @@ def test_rows_that_are_not_valid_teach_nothing(objective):
     results = []
     for garbage in (None, 2.0):
         vector, team, collect = parts_of_group(config, functools.partial(LeavingEnv, 0), "a")
-        collected = collect(0)
-        group = vector.groups["a"]
-        invalid = ~group.arrays[("valid",)][: config.num_steps + 1]
+        collected, arrays = collect(0)
+        invalid = ~arrays.valid
         assert invalid.any() and not invalid.all()
         if garbage is not None:
-            slots = slice(0, config.num_steps + 1)
-            group.arrays[("observation",)][slots][invalid] = garbage * 50
-            # The results of step t are in slot t + 1; they belong to the agent that was, or was not, alive in slot t.
-            group.arrays[("reward",)][1 : config.num_steps + 1][invalid[:-1]] = garbage * 1e3
-            group.arrays[("final_observation",)][1 : config.num_steps + 1][invalid[:-1]] = garbage
-            group.arrays[("action",)][1 : config.num_steps + 1][invalid[:-1]] = int(garbage)
+
+            def changed(values, rows, value):
+                values = values.copy()
+                values[rows] = value
+                return tf.constant(values)
+
+            rollout = collected.rollout._replace(
+                observations=changed(arrays.observations, invalid, garbage * 50),
+                # The results of step t belong to the agent that was, or was not, alive before it.
+                rewards=changed(arrays.rewards, invalid[:-1], garbage * 1e3),
+                final_observations=changed(arrays.final_observations, invalid[:-1], garbage),
+                actions=changed(arrays.actions, invalid[:-1], int(garbage)),
+            )
+            collected = collected._replace(rollout=rollout)
         rate, order = tf.constant(1e-3), tf.constant(shuffled(config.of_team(3), 0))
         team.learner.observe(collected)
         metrics = team.learner.update(collected, rate, order)
@@ -129,7 +137,7 @@ def test_no_step_of_an_agent_leads_from_a_cut_episode_into_the_episode_of_a_rest
             envs.step({"a": np.zeros([2, 3], np.int64), "b": np.zeros([2, 1], np.int64)})
         envs.rollout()
         for name, alive, totals in (("a", [False, True, True], [6.003, 3.002]), ("b", [True], [6.0])):
-            rollout = GroupView(envs, vector.groups[name]).last_rollout()
+            rollout = GroupView(config.num_envs, vector.groups[name]).rows(envs.last_rollout())
             ended, own = rollout.terminated | rollout.truncated, slice(len(alive), None)
             steps = rollout.observations[..., 1]
             goes_on = rollout.valid[:-1] & ~ended & rollout.valid[1:]
@@ -142,7 +150,7 @@ def test_no_step_of_an_agent_leads_from_a_cut_episode_into_the_episode_of_a_rest
 def test_statistics_count_only_valid_rows():
     config = dataclasses.replace(CONFIG, env="CartPole-v1", policies="shared", num_steps=20, minibatch_size=40)
     vector, team, collect = parts_of_group(config, LeavingEnv, "a")
-    team.learner.observe(collect(0))
+    team.learner.observe(collect(0)[0])
     group = vector.groups["a"]
     valid = group.arrays[("valid",)][: config.num_steps]
     seen = group.arrays[("observation",)][: config.num_steps][valid].astype(np.float32)
@@ -403,8 +411,8 @@ def test_an_evaluation_that_hangs_times_out(tmp_path):
 @pytest.mark.slow  # tests/ppo/test_loop.py checks this for one policy
 def test_nothing_retraces(tmp_path):
     run = Run.create(tmp_path, "run", CONFIG)
-    with training_envs(CONFIG, None) as envs:
-        trainer = Trainer(CONFIG, run, envs, Callbacks([]))
+    with collector_for(CONFIG, None, None, None, pytest.fail) as collector:
+        trainer = Trainer(CONFIG, run, collector, Callbacks([]))
         trainer.begin()
         for _ in range(3):
             trainer.iterate()

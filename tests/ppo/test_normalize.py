@@ -108,8 +108,9 @@ def test_rewards_are_divided_by_the_standard_deviation_of_the_discounted_return(
     rewards[30, 1], done[30, 1] = 1e3, True  # 11 standard deviations, so it is clipped
     normalizer = RewardNormalizer(3, gamma=0.9, enabled=True)
     scaled = np.zeros_like(rewards)
+    begins = tf.constant([False] * 3)
     for a, b in ((0, 25), (25, 40)):
-        scaled[a:b] = normalizer(tf.constant(rewards[a:b]), tf.constant(done[a:b]))
+        scaled[a:b] = normalizer(tf.constant(rewards[a:b]), begins, tf.constant(done[a:b]))
     returns, running = np.zeros((40, 3)), np.zeros(3)
     for t in range(40):  # the discounted sum continues from one batch to the next
         running = 0.9 * running + rewards[t]

@@ -18,7 +18,7 @@ from ppo.algorithm import update
 from ppo.model.agent import Agent
 from ppo.callbacks import Callbacks
 from ppo.config import Config
-from ppo.envs import training_envs
+from ppo.collectors import collector_for
 from ppo.run.folder import Run
 
 def device(name):
@@ -28,10 +28,10 @@ update.compiles_updates = False  # XLA supports only one CPU device
 Agent.on_host = property(lambda self: all(device(v.device) == 0 for v in self.variables))
 config = Config(env="CartPole-v1", num_envs=4, num_workers=0, num_steps=8, minibatch_size=16, epochs=1, eval_episodes=2,
                 recurrent=sys.argv[1], total_steps=96)
-with tf.device("/CPU:1"), training_envs(config, None) as envs:
+with tf.device("/CPU:1"), collector_for(config, None, None, None, print) as collector:
     run = Run.create(sys.argv[2], "run", config)
-    run.write_spaces({"": (envs.single_observation_space, envs.env_action_space)}, given=False)
-    trainer = ppo.trainer.Trainer(config, run, envs, Callbacks([]))
+    run.write_spaces(collector.spaces, given=False)
+    trainer = ppo.trainer.Trainer(config, run, collector, Callbacks([]))
     trainer.begin()
     before = [v.numpy() for v in trainer.agent.learned]
     for _ in range(2):
