@@ -1,4 +1,4 @@
-"""Envs whose step takes a millisecond: `benchmarks.slow:Millisecond-v0` keeps a core busy, `Sleeping-v0` sleeps."""
+"""Envs whose step takes milliseconds: `benchmarks.slow:Millisecond-v0` keeps a core busy, `Sleeping-v0` sleeps."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ class Millisecond(gym.Env):
     observation_space = spaces.Box(-1.0, 1.0, (17,), np.float32)
     action_space = spaces.Box(-1.0, 1.0, (6,), np.float32)
 
+    def __init__(self, step_ms: float = 1.0):
+        self._step_s = 1e-3 * step_ms
+
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
         super().reset(seed=seed)
         return np.zeros(17, np.float32), {}
@@ -25,18 +28,18 @@ class Millisecond(gym.Env):
         return np.zeros(17, np.float32), 0.0, False, False, {}
 
     def wait(self) -> None:
-        """Keeps the core busy for a millisecond."""
-        end = time.perf_counter() + 1e-3
+        """Keeps the core busy."""
+        end = time.perf_counter() + self._step_s
         while time.perf_counter() < end:
             pass
 
 
 class Sleeping(Millisecond):
-    """Sleeps for a millisecond, so that a few cores can stand in for many."""
+    """Sleeps, so that a few cores can stand in for many."""
 
     def wait(self) -> None:
-        """Sleeps for a millisecond."""
-        time.sleep(1e-3)
+        """Sleeps."""
+        time.sleep(self._step_s)
 
 
 gym.register("Millisecond-v0", Millisecond, max_episode_steps=1000)

@@ -1,5 +1,6 @@
 """What the README and the docs say is true: their code runs, their files exist, their quotes are in the source."""
 
+import dataclasses
 import doctest
 import importlib
 import json
@@ -15,6 +16,7 @@ import yaml
 
 import ppo
 from ppo import Config, Run
+from ppo.cluster import cores_of_each
 from ppo.presets import PRESETS
 from tests.ppo.runs import QUICKLY_COMPILED, command, parsed
 from vecenv.ingraph import InGraphVectorEnv, slots_for
@@ -40,8 +42,10 @@ elif words[:3] == ["-m", "ppo", "train"] and "--help" not in words:
     words += ["--total-steps", "1", "--eval-episodes", "1"] + ([] if "--resume" in words else ["--epochs", "1"])
 elif words[:2] == ["-m", "benchmarks.speedrun"]:
     words += ["--tasks"]
-elif words[:2] in (["-m", "benchmarks.ratios"], ["-m", "benchmarks.ranks"]):
+elif words[:2] == ["-m", "benchmarks.ratios"]:
     words += ["--rounds", "1"]
+elif words[:2] == ["-m", "benchmarks.collectors"]:
+    words += ["--rounds", "1", "--collectors", "1", "--step-ms", "1"]
 elif words[:2] == ["-m", "benchmarks.budget"]:
     words += ["--turns", "1", "--num-steps", "4", "--minibatch-size", "64"]
 elif words[:2] in (["-m", "benchmarks.environments"], ["-m", "benchmarks.learning"]):
@@ -240,46 +244,50 @@ def test_every_path_in_backticks_exists():
 
 
 def _in_the_shell(script, folder, **variables):
-    """Runs a script in which `python` and `srun` print what they were called with."""
+    """Runs a script in which the programs of a cluster print what they were called with."""
     (folder / "bin").mkdir(exist_ok=True)
-    for name in ("python", "srun"):
+    for name in ("python", "srun", "scontrol", "openssl"):
         program = folder / "bin" / name
-        program.write_text('#!/bin/sh\necho "$TF_CONFIG"\necho "$@"\n')
+        program.write_text('#!/bin/sh\necho "$@"\n')
         program.chmod(0o755)
     environment = {**os.environ, **variables, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "HOME": str(folder)}
     return subprocess.run(["bash", "-ec", script], capture_output=True, text=True, check=True, env=environment).stdout
 
 
-SCORED = Config(env="HalfCheetah-v5", num_envs=4 * Config().num_envs)
-"""The settings of four ranks that have a recorded score in docs/cluster.md."""
+ON_A_CLUSTER = Config(env="HalfCheetah-v5", backend="python", num_envs=128)
+"""The settings of the runs on clusters in docs/cluster.md."""
 
 
-def test_the_kubernetes_job_starts_ranks_that_resume_the_newest_run(tmp_path):
+def test_the_kubernetes_job_trains_and_resumes_the_newest_run(tmp_path):
     (text,) = blocks(ROOT / "docs" / "cluster.md", "yaml")
-    service, job = yaml.safe_load_all(text)
-    (container,) = job["spec"]["template"]["spec"]["containers"]
-    assert container["command"] == ["bash", "-ec"]
-    (script,) = container["args"]
-    variables = {one["name"]: one["value"] for one in container["env"]}
-    assert int(variables["RANKS"]) == job["spec"]["completions"] == job["spec"]["parallelism"]
-    variables |= {"RUNS": str(tmp_path / "runs"), "JOB_COMPLETION_INDEX": "3"}
-    config, started = _in_the_shell(script, tmp_path, **variables).strip().rsplit("\n", 1)
-    hosts = [f"{job['metadata']['name']}-{i}.{service['metadata']['name']}:2222" for i in range(4)]
-    assert json.loads(config) == {"cluster": {"worker": hosts}, "task": {"type": "worker", "index": 3}}
-    assert parsed(*started.split()[3:]) == SCORED
+    job = yaml.safe_load(text)["spec"]
+    (learner,) = job["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"]
+    assert {one["name"]: one["value"] for one in learner["env"]} == {"RUNS": "/runs"}
+    runs = str(tmp_path / "runs")
+    started = _in_the_shell(job["entrypoint"], tmp_path, RUNS=runs).split()
+    assert started[:3] == ["-m", "ppo", "train"]
+    config = parsed(*started[3:])
+    assert config == dataclasses.replace(ON_A_CLUSTER, on_worker_death="restart")
+    (group,) = job["rayClusterSpec"]["workerGroupSpecs"]
+    collectors = int(started[started.index("--collectors") + 1])
+    (pod,) = group["template"]["spec"]["containers"]
+    assert cores_of_each([pod["resources"]["limits"]["cpu"]] * group["replicas"], collectors) == 4
     for name in ("20260101-000000-cheetah/checkpoints/step_9", "20260102-000000-cheetah/checkpoints/step_1"):
         (tmp_path / "runs" / name).mkdir(parents=True)
-    resumed = _in_the_shell(script, tmp_path, **variables)
-    assert resumed.endswith(f"-m ppo train --resume {tmp_path}/runs/20260102-000000-cheetah\n")
+    resumed = _in_the_shell(job["entrypoint"], tmp_path, RUNS=runs)
+    assert resumed.endswith(f"--resume {runs}/20260102-000000-cheetah\n")
 
 
-def test_the_slurm_script_resumes_its_run(tmp_path):
+def test_the_slurm_script_trains_and_resumes_its_run(tmp_path):
     (script,) = [block for block in blocks(ROOT / "docs" / "cluster.md", "bash") if "srun" in block]
-    words = _in_the_shell(script, tmp_path, SLURM_JOB_ID="7").split()
-    assert words[:6] == [".venv/bin/python", "-m", "ppo", "train", "--ranks", "slurm"]
-    assert parsed(*words[4:]) == SCORED
+    variables = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-4]"}
+    words = _in_the_shell(script, tmp_path, **variables).split()
+    separator = words.index("--")
+    assert words[1:3] == [".venv/bin/ray", "symmetric-run"] and words[separator + 1 :][1:4] == ["-m", "ppo", "train"]
+    config = parsed(*words[separator + 5 :])
+    assert config == ON_A_CLUSTER and config.num_envs % int(words[words.index("--collectors") + 1]) == 0
     (tmp_path / "runs" / "7" / "20260101-000000-cheetah" / "checkpoints" / "step_1").mkdir(parents=True)
-    assert _in_the_shell(script, tmp_path, SLURM_JOB_ID="7").endswith(
+    assert _in_the_shell(script, tmp_path, **variables).endswith(
         "--resume " + str(tmp_path / "runs" / "7" / "20260101-000000-cheetah\n")
     )
 
