@@ -25,7 +25,7 @@ from ppo.startup import load_tensorflow
 from ppo.versions import versions
 
 if TYPE_CHECKING:
-    from ppo.algorithm.ray_collector import Packed
+    from ppo.algorithm.packing import Packed
     from ppo.algorithm.rollout import LocalCollector
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -104,7 +104,7 @@ class Actor:
     @_portable
     def collect(self, values: Sequence[Sequence[Any]], number: int, env_steps: int) -> Packed:
         """See `Collector.collect`. `values` are those of all variables of each policy."""
-        from ppo.algorithm.ray_collector import packed
+        from ppo.algorithm.packing import packed
 
         collector, restarted = self._local(), not self._begun
         if restarted:

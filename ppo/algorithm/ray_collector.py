@@ -13,94 +13,21 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
-from typing import Any, NamedTuple
-
-import numpy as np
-import tensorflow as tf
+from typing import Any
 
 import vecenv
+from ppo.algorithm.packing import Packed, joined
 from ppo.algorithm.ray_actor import Actor, Outline, kill
-from ppo.algorithm.rollout import Collected, Collector, Rollouts
+from ppo.algorithm.rollout import Collector, Rollouts
 from ppo.config import Config, ConfigError
-from ppo.model.agent import HOST, Agent
+from ppo.model.agent import Agent
 from ppo.versions import PACKAGES, versions
-from vecenv.ingraph import Rollout
 
 POLL_S = 1.0  # seconds between two looks at actors that have not answered
 FROZEN_POLLS = 20  # an actor that has not answered for so many polls is frozen, and killed
 LOST_POLLS = 60  # an actor that Ray has not replaced after so many polls is lost
 CLOSE_S = 5.0  # seconds in which an actor may close its envs
 DEATHS = 3  # in a row, after which an actor is not replaced again
-
-
-class Packed(NamedTuple):
-    """Rollouts of a share of the envs, as NumPy arrays that Ray can send.
-
-    Attributes:
-        teams: The rollout of each team, with the members of `Collected`. Final observations are only those of ended
-            rows, `[E, ...]`, ordered by step.
-        envs: As of `Rollouts`, without observations and actions.
-        restarted: Whether the envs began fresh episodes, because the process of the collector was replaced.
-    """
-
-    teams: list[tuple[Rollout, Any, Any, Any]]
-    envs: Rollout
-    restarted: bool
-
-
-def packed(rollouts: Rollouts, *, restarted: bool) -> Packed:
-    """Returns the rollouts of a local collector in the form in which they are sent."""
-    teams = []
-    for collected, arrays in zip(rollouts.collected, rollouts.arrays, strict=True):
-        ended = arrays.terminated | arrays.truncated
-        finals = tf.nest.map_structure(lambda leaf, ended=ended: leaf[ended], arrays.final_observations)
-        acted = (collected.state, collected.noise, collected.predictions)
-        rest = tf.nest.map_structure(lambda tensor: tensor.numpy(), acted)
-        teams.append((arrays._replace(final_observations=finals), *rest))
-    envs = rollouts.envs._replace(observations=None, actions=None, final_observations=None)
-    return Packed(teams, envs, restarted)
-
-
-def joined(parts: Sequence[Packed]) -> Rollouts:
-    """Returns the rollouts of all envs for those of each share, in order."""
-    collected, arrays = [], []
-    for of_team in zip(*(part.teams for part in parts), strict=True):
-        rollouts, states, noises, predictions = zip(*of_team, strict=True)
-        whole = _joined_rollouts(rollouts)
-        acted = (_concatenated(states, axis=0), _concatenated(noises), _concatenated(predictions))
-        with tf.device(HOST):
-            collected.append(Collected(*_tensors((whole, *acted))))
-        arrays.append(whole)
-    return Rollouts(collected, arrays, _concatenated([part.envs for part in parts]))
-
-
-def _joined_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
-    """Returns the rollout of all rows, with zeros for the final observations of rows in which no episode ended."""
-    whole = _concatenated([rollout._replace(final_observations=None) for rollout in rollouts])
-
-    def final(observed: np.ndarray, *rows: np.ndarray) -> np.ndarray:
-        found, first = np.zeros_like(observed[1:]), 0
-        for rollout, of_share in zip(rollouts, rows, strict=True):
-            ended = rollout.terminated | rollout.truncated
-            found[:, first : first + ended.shape[1]][ended] = of_share
-            first += ended.shape[1]
-        return found
-
-    finals = [rollout.final_observations for rollout in rollouts]
-    return whole._replace(final_observations=tf.nest.map_structure(final, whole.observations, *finals))
-
-
-def _concatenated(parts: Sequence[Any], axis: int = 1) -> Any:
-    """Returns nested arrays of all rows for those of each share. None stays None."""
-
-    def leaf(*leaves: Any) -> Any:
-        return leaves[0] if leaves[0] is None or len(leaves) == 1 else np.concatenate(leaves, axis)
-
-    return tf.nest.map_structure(leaf, *parts)
-
-
-def _tensors(nested: Any) -> Any:
-    return tf.nest.map_structure(lambda leaf: None if leaf is None else tf.convert_to_tensor(leaf), nested)
 
 
 class RayCollector:
@@ -154,14 +81,17 @@ class RayCollector:
         """Makes the envs of all actors, and sets the attributes that describe them."""
         outlines: list[Outline] = self._all("start", ())
         self._places = self._ray.get(self._pings)
-        own = versions()
+        self.spaces, self.members, own = outlines[0].spaces, outlines[0].members, versions()
         for k, outline in enumerate(outlines):
             names = [name for name in ("python", *PACKAGES) if outline.versions[name] != own[name]]
             if names:
                 named = ", ".join(f"{name} {outline.versions[name]} instead of {own[name]}" for name in names)
                 raise ConfigError(f"{self._name(k)} has {named}: install the same versions on all nodes")
-        self.spaces, self.members = outlines[0].spaces, outlines[0].members
-        self._check_spaces(outlines)
+            if outline.spaces != self.spaces:
+                raise ConfigError(
+                    f"{self._name(k)} has the spaces {outline.spaces}, but collector 0 has {self.spaces}: all envs of "
+                    "a run need the same spaces"
+                )
         # A rollout as it arrives, all rows in one array, and the tensors.
         self.held_bytes = 3 * sum(outline.rollout_bytes for outline in outlines)
 
@@ -268,14 +198,6 @@ class RayCollector:
             node, pid, _ = place
             there = NodeAffinitySchedulingStrategy(node, soft=False)
             self._ray.remote(num_cpus=0, scheduling_strategy=there)(kill).remote(pid)
-
-    def _check_spaces(self, outlines: Sequence[Outline]) -> None:
-        for k, outline in enumerate(outlines):
-            if outline.spaces != self.spaces:
-                raise ConfigError(
-                    f"{self._name(k)} has the spaces {outline.spaces}, but collector 0 has {self.spaces}: all envs of "
-                    "a run need the same spaces"
-                )
 
     def _name(self, k: int) -> str:
         share, place = self._shares[k], self._places[k]
