@@ -93,10 +93,6 @@ def training_envs(
     from ppo.footprint import naming_settings
 
     check_settings(config, source, evaluated)
-    if isinstance(source, Sequence) and len(source) != config.num_envs:
-        raise ConfigError(
-            f"got {len(source)} functions that make envs, but num_envs is {config.num_envs}: pass one function per env"
-        )
     if own is not None and isinstance(source, Sequence):
         source = source[own.start : own.stop]
     num_envs = config.num_envs if own is None else len(own)
@@ -115,6 +111,10 @@ def check_settings(config: Config, source: EnvSource, evaluated: EnvSource) -> N
         raise ConfigError(
             f"{' and '.join(made)} would have no effect on the envs that were passed: apply them in the functions that "
             "make the envs (`vecenv.wrappers.ActionMaskObservation` adds masks)"
+        )
+    if isinstance(source, Sequence) and len(source) != config.num_envs:
+        raise ConfigError(
+            f"got {len(source)} functions that make envs, but num_envs is {config.num_envs}: pass one function per env"
         )
     own = evaluated is None or evaluated is source
     if config.eval_interval is not None and own and isinstance(source, gym.vector.VectorEnv):
