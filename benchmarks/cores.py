@@ -5,9 +5,10 @@ process ran, including busy-waiting. Each rival uses one thread or worker proces
 AsyncVectorEnv, which uses one process per env, and the envs that are stepped in a plain loop.
 Not measured: creation and the policy.
 
-The rivals of a task take turns, with the same random actions. "EnvPool async" receives half of the envs at a time. The
-bare physics of the quadruped repeats vecenv's states and controls and computes nothing else; mjbatch needs its own
-version of MuJoCo (see `benchmarks.robot`). The other benchmarks check that the rivals return the same values.
+The rivals of a task take turns, with the same random actions. "send and recv" receive a half or a quarter of the envs
+at a time, while the other envs are stepped. The bare physics of the quadruped repeats vecenv's states and controls and
+computes nothing else; mjbatch needs its own version of MuJoCo (see `benchmarks.robot`). The other benchmarks check that
+the rivals return the same values.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import vecenv
 from benchmarks import robot
 from benchmarks.noise import Noise
 
-Task = Literal["no-op", "HalfCheetah in Python", "HalfCheetah", "Ant", "Humanoid", "quadruped"]
+Task = Literal["no-op", "HalfCheetah in Python", "HalfCheetah", "Hopper", "Walker2d", "Ant", "Humanoid", "quadruped"]
 Steps = Callable[[], Any]
 
 STEPS = 8  # per call
@@ -132,9 +133,26 @@ def _rivals(task: Task, num_envs: int, mjbatch: str | None, stack: ExitStack) ->
         return lambda: [envs.step(batch) for batch in actions]
 
     rivals |= {name: Rival(stepper(each)) for name, each in envs.items()}
-    if task in ("HalfCheetah", "Ant", "Humanoid"):
+    if task in ("HalfCheetah", "Hopper", "Walker2d", "Ant", "Humanoid"):
+        rivals["vecenv, workers, send and recv of halves"] = _halves(envs["vecenv, workers"], actions)
         rivals |= _envpool(f"{task}-v5", num_envs, actions, stack)
     return steps, rivals
+
+
+def _halves(envs: vecenv.AsyncVectorEnv, actions: np.ndarray) -> Rival:
+    """Receives at least half of the envs at a time."""
+    surplus = 0  # steps that the last call took beyond its own
+
+    def steps() -> None:
+        nonlocal surplus
+        t, missing = 0, actions.shape[0] * envs.num_envs - surplus
+        while missing > 0:
+            ids = envs.recv(envs.num_envs // 2).env_ids
+            envs.send(actions[t, : len(ids)], ids)
+            t, missing = (t + 1) % len(actions), missing - len(ids)
+        surplus = -missing
+
+    return Rival(steps, begin=lambda: envs.send(actions[0]), end=envs.recv)
 
 
 def _envpool(env_id: str, num_envs: int, actions: np.ndarray, stack: ExitStack) -> dict[str, Rival]:
@@ -145,30 +163,35 @@ def _envpool(env_id: str, num_envs: int, actions: np.ndarray, stack: ExitStack) 
         return {}
     sizes = {"num_envs": num_envs, "num_threads": vecenv.available_cores()}
     sync = envpool.make(env_id, env_type="gymnasium", **sizes)
-    halves = envpool.make(env_id, env_type="gymnasium", batch_size=num_envs // 2, **sizes)
     stack.callback(sync.close)
-    stack.callback(halves.close)
     sync.reset()
-    halves.async_reset()
-    waiting = [halves.recv()[4]["env_id"].copy() for _ in range(2)]
+    rivals = {"EnvPool": Rival(lambda: [sync.step(batch) for batch in actions])}
+    for parts, name in ((2, "halves"), (4, "quarters")):
+        envs = envpool.make(env_id, env_type="gymnasium", batch_size=num_envs // parts, **sizes)
+        stack.callback(envs.close)
+        envs.async_reset()
+        rivals[f"EnvPool, send and recv of {name}"] = _parts(envs, parts, actions)
+    return rivals
+
+
+def _parts(envs: Any, parts: int, actions: np.ndarray) -> Rival:
+    """Receives one part of EnvPool's envs at a time."""
+    batches = [part for batch in actions for part in np.split(batch, parts)]
+    waiting: list[np.ndarray] = []
 
     def begin() -> None:
         for ids in waiting:
-            halves.send(actions[0, : len(ids)], ids)
-
-    def end() -> None:
-        waiting[:] = [halves.recv()[4]["env_id"].copy() for _ in range(2)]
+            envs.send(batches[0], ids)
 
     def steps() -> None:
-        for batch in actions:
-            for half in (batch[: num_envs // 2], batch[num_envs // 2 :]):
-                ids = halves.recv()[4]["env_id"]
-                halves.send(half, ids)
+        for batch in batches:
+            envs.send(batch, envs.recv()[4]["env_id"])
 
-    return {
-        "EnvPool": Rival(lambda: [sync.step(batch) for batch in actions]),
-        "EnvPool async": Rival(steps, begin, end),
-    }
+    def end() -> None:
+        waiting[:] = [envs.recv()[4]["env_id"].copy() for _ in range(parts)]
+
+    end()
+    return Rival(steps, begin, end)
 
 
 if __name__ == "__main__":

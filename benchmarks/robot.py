@@ -79,6 +79,7 @@ def rivals(num_envs: int, interpreter: str | None, file: Path) -> dict[str, Call
     """
     import vecenv
     from examples.quadruped import Quadruped
+    from vecenv import available_cores
 
     actions = random_actions(num_envs)
     envs = vecenv.make(TASK, num_envs)
@@ -92,7 +93,7 @@ def rivals(num_envs: int, interpreter: str | None, file: Path) -> dict[str, Call
         "loop over mj_step": _round(_loop(num_envs), file),
     }
     if interpreter is not None:
-        rivals["mjbatch"] = _in_a_process([interpreter, __file__, str(num_envs), str(file)])
+        rivals["mjbatch"] = _in_a_process([interpreter, __file__, *map(str, (num_envs, available_cores(), file))])
     return rivals
 
 
@@ -179,12 +180,12 @@ def _in_a_process(words: list[str]) -> Callable[[], Any]:
     return perform
 
 
-def _serve(num_envs: int, file: str) -> None:
+def _serve(num_envs: int, num_threads: int, file: str) -> None:
     """Performs a round with mjbatch for each line of the standard input, and answers with a line."""
     from mjbatch import Batch
 
     model = mujoco.MjModel.from_xml_path(str(MODEL))
-    repeat = _round(_of_batch(Batch(model, num_envs)), file, MAX_ERROR)
+    repeat = _round(_of_batch(Batch(model, num_envs, num_threads)), file, MAX_ERROR)
     for _ in sys.stdin:
         repeat()
         print("done", flush=True)
@@ -196,4 +197,4 @@ if __name__ == "__main__":
 
         tyro.cli(main)
     else:
-        _serve(int(sys.argv[1]), sys.argv[2])
+        _serve(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
