@@ -243,6 +243,9 @@ def slow_update(config, agent, learner, rollout, collected, order, rate):
         rate = tf.constant(learner.rate.numpy())
     elif config.kl_limit is not None:
         rate = rate * learner.rate / config.learning_rate
+    used = {"learning_rate": float(rate)}
+    if config.objective == "kl_penalty":
+        used["kl_penalty"] = float(learner.penalty)
     weights = None if rollout.valid is None else tf.constant(slow.lives.reshape(-1), tf.float32)
     rewards = learner.rewards(tf.constant(rollout.rewards, tf.float32), tf.constant(slow.ended), weights).numpy()
     computed = slow_advantages(config, slow, rewards)
@@ -313,6 +316,7 @@ def slow_update(config, agent, learner, rollout, collected, order, rate):
     errors = (first_targets - old_values[:-1].numpy())[slow.lives]
     return {
         **dict(zip(METRICS, [*totals[:5] / taken, np.sqrt(totals[5] / taken)], strict=True)),
+        **used,
         "kl": kl,
         "gradient_steps": taken,
         "explained_variance": 1 - errors.var() / first_targets[slow.lives].var(),
