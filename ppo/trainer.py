@@ -232,9 +232,10 @@ class Trainer:
         with self._undone_on_error():
             losses = self._learn(collected)
         self.policies()  # callbacks may use them
-        # Owner: the envs own the slab from here on.
         progress.updates += 1
         self._ahead = False
+        self._count_episodes()
+        # Owner: the envs own the slab from here on.
         self.evaluation = None
         times = progress.clock.read(progress.env_steps)
         return {"env_steps": progress.env_steps, **times, **progress.episodes.summary(), **losses}
@@ -271,7 +272,7 @@ class Trainer:
             raise
 
     def _collect(self, number: int) -> list[Collected]:
-        """Returns rollout `number` of each team after checking it, and counts its episodes."""
+        """Returns rollout `number` of each team after checking it."""
         name = f"the rollout that began after {self.progress.env_steps} env-steps"
         if self._ranks.count > 1:
             name += f" on rank {self._ranks.number}, whose env 0 is env {self._ranks.envs(self.config).start}"
@@ -288,11 +289,19 @@ class Trainer:
             arrays = team.view.last_rollout()
             check_rollout(arrays, team.agent.observations, team.agent.distribution.mask_groups, name, team.members)
             self._observed[team.name] = arrays.observations
-            if team.name:
-                self.progress.episodes.add_team(team.name, arrays)
-        whole = self.envs.last_rollout()
-        self.progress.episodes.add(self._exchange.episodes(whole), warn=self._callback.on_warning)
         return collected
+
+    def _count_episodes(self) -> None:
+        """Adds the episodes that ended in the last rollout to the statistics.
+
+        Only rollouts that an update has learned from count, as in `env_steps`: neither rollout 0, nor a rollout whose
+        update failed.
+        """
+        episodes = self.progress.episodes
+        for team in self.teams:
+            if team.name:
+                episodes.add_team(team.name, team.view.last_rollout())
+        episodes.add(self._exchange.episodes(self.envs.last_rollout()), warn=self._callback.on_warning)
 
     def policies(self) -> dict[str, Agent]:
         """Returns the current policy of each team on the host, by the name of the team."""
