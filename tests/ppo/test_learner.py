@@ -493,6 +493,18 @@ def test_a_rollout_runs_in_order():
     assert "_lower_using_switch_merge" not in loop.node_def.attr
 
 
+@pytest.mark.parametrize("objective", ["clip", pytest.param("kl_penalty", marks=pytest.mark.slow)])
+def test_an_update_is_finite_even_if_actions_have_become_exp_450_times_as_likely(objective):
+    _, envs, _, learner, collector = parts(dataclasses.replace(CONFIG, objective=objective))
+    envs.reset(seed=0)
+    (collected,) = collector.collect(tf.constant([0, 0]))
+    mean, log_std = tf.unstack(collected.predictions.outputs, axis=-1)
+    far = tf.stack([mean + 30 * tf.exp(log_std), log_std], axis=-1)
+    collected = collected._replace(predictions=collected.predictions._replace(outputs=far))
+    metrics = learner.update(collected, tf.constant(1e-3), tf.constant(shuffled(CONFIG, 0)))
+    assert all(np.isfinite(value) for value in metrics.values()) and metrics["approx_kl"] > 1e6
+
+
 @pytest.mark.parametrize("settings", [*both({}), slow({"objective": "kl_penalty"})], ids=str)
 def test_without_a_living_agent_an_update_takes_no_step(settings):
     """Weights, Adam's moments and its step counter stay as they are, even if earlier updates left momentum."""
