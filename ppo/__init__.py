@@ -88,7 +88,8 @@ def train(
         logdir: Folder for run folders.
         name: Name of the run folder after its timestamp. None: the env id, or "train" if `envs` is given.
         init_from: Run folder, or its name in `logdir`, whose newest checkpoint gives the initial networks and
-            normalizers. The spaces, the settings of the networks and the normalize_* settings must match. The optimizer
+            normalizers. The spaces, the settings of the networks, normalize_observations and normalize_rewards must
+            match. Old statistics of observations count like at most ten rollouts. The scale of rewards, the optimizer
             and the step count start from scratch.
         progress: Whether to show progress on stdout, as the command does.
 
