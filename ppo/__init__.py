@@ -89,7 +89,8 @@ def train(
         logdir: Folder for run folders.
         name: Name of the run folder after its timestamp. None: the env id, or "train" if `envs` is given.
         init_from: Run folder, or its name in `logdir`, whose newest checkpoint gives the initial networks and
-            normalizers. The spaces, the settings of the networks and the normalize_* settings must match. The optimizer
+            normalizers. The spaces, the settings of the networks, normalize_observations and normalize_rewards must
+            match. Old statistics of observations count like at most ten rollouts. The scale of rewards, the optimizer
             and the step count start from scratch.
         collectors: Number of collectors on Ray, among which the envs are divided (docs/cluster.md). None: this process
             and its workers step the envs.

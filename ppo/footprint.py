@@ -11,42 +11,46 @@ import gymnasium as gym
 
 import vecenv
 from ppo.config import Config, ConfigError
+from ppo.model import distributions
 from ppo.model.networks import cnn_for
 from ppo.model.observations import Observations
 
 MIB = 2**20
 TENSORFLOW = 300 * MIB  # measured: what XLA needs to compile the smallest update of a policy for vectors
 TENSORFLOW_IMAGES = 120 * MIB  # measured: what an update without XLA and the weights of the default CNN need
+OUTPUT_COPIES = 7  # measured: noise, outputs of both policies and their log-probabilities, for a whole rollout
 MAPPINGS_OF_POLICY = 800  # measured: compiling the update of a policy takes 400 to 800 memory mappings
 OTHER_MAPPINGS = 1_200  # a reserve for envs and libraries
 MAPS, MAX_MAP_COUNT = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
 
 
-def check_memory(config: Config, space: gym.Space, *, held_bytes: int) -> None:
+def check_memory(config: Config, spaces: tuple[gym.Space, gym.Space], *, held_bytes: int) -> None:
     """Raises ConfigError if training would need more memory than is available. Does nothing if that is unknown.
 
-    Counts the rollouts, the update's copies of their observations, the layers' activations for a minibatch, and
-    TensorFlow itself, but neither weights nor the layers of a custom network. Rollouts in shared memory do not count,
-    because the engine has already allocated them.
+    Counts the rollouts, the update's copies of their observations, the policy's outputs, the layers' activations for a
+    minibatch, and TensorFlow itself, but neither weights nor the layers of a custom network. Rollouts in shared memory
+    do not count, because the engine has already allocated them.
 
     Args:
         config: The settings of a team.
-        space: The observation space of an agent.
+        spaces: The observation space and the action space of an agent.
         held_bytes: Memory for rollouts that the collector allocates in this process.
     """
     cnn = config.cnn if config.network is None else "nature"
+    space, acted = spaces
     observations = Observations(space, mask_size=None, clip=1.0, normalize=False, normalize_images=False, cnn=cnn)
     inputs = [(tuple(spec.shape[1:]), spec.dtype.size) for spec in observations.specs.values()]
     observation = sum(math.prod(shape) * size for shape, size in inputs)  # bytes
-    activations = 0  # bytes for one observation
+    outputs = 4 * distributions.for_space(acted).num_outputs  # bytes for one observation
+    activations = outputs
     if config.network is None:
-        activations = 4 * sum((*config.policy_layers, *config.value_layers))
+        activations += 4 * sum((*config.policy_layers, *config.value_layers))
         for shape, _ in inputs:
             if len(shape) == 3 and (network := cnn_for(cnn, *shape[:2])) is not None:
                 numbers = math.prod(shape) + sum(math.prod(layer.outputs) for layer in network.convolutions(shape))
                 activations += 4 * numbers
     copies = 2 if observations.has_images else 4  # XLA, which compiles the update for vectors, also transposes them
-    rollouts = copies * observation * (config.num_steps + 1) * config.num_envs + held_bytes
+    rollouts = (copies * observation + OUTPUT_COPIES * outputs) * (config.num_steps + 1) * config.num_envs + held_bytes
     # Every layer has an output before and after its nonlinearity, and a gradient.
     minibatch = config.minibatch_size * (observation + 3 * activations)
     needed = rollouts + minibatch + (TENSORFLOW_IMAGES if observations.has_images else TENSORFLOW)
@@ -55,7 +59,7 @@ def check_memory(config: Config, space: gym.Space, *, held_bytes: int) -> None:
         raise ConfigError(
             f"training would need about {_text(needed)} of memory, but {_text(available)} is available. The rollouts "
             f"need {_text(rollouts)}: lower --num-envs or --num-steps. A minibatch needs {_text(minibatch)}: lower "
-            "--minibatch-size. Smaller observations reduce both."
+            "--minibatch-size. Smaller observations, and actions with fewer choices, reduce both."
         )
 
 

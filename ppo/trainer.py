@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 import vecenv
-from ppo.algorithm.rollout import Collected, Collector
+from ppo.algorithm.rollout import Collected, Collector, Rollouts
 from ppo.algorithm.teams import Team, config_of, team_of
 from ppo.callbacks import Callbacks
 from ppo.collectors import OnRay, collector_for
@@ -64,8 +64,8 @@ def run_training(
     with run.locked(callback.on_warning), making as collector:
         teams = dict(collector.spaces)
         check_mappings(len(teams))
-        for name, (observed, _) in teams.items():
-            check_memory(config_of(config, collector.members[name]), observed, held_bytes=collector.held_bytes)
+        for name, spaces in teams.items():
+            check_memory(config_of(config, collector.members[name]), spaces, held_bytes=collector.held_bytes)
         transform, log_std = config.action_transform, config.initial_log_std
         for _, acted in teams.values():
             warning = scale_warning(acted, transform=transform, initial_log_std=log_std)
@@ -193,16 +193,17 @@ class Trainer:
         if progress.updates == 0 and any(team.learner.unseen for team in self.teams):
             # Without statistics, the first update would train on unscaled, clipped features, which then change at once.
             # Rollout 0 therefore only initializes the normalizers.
-            for team, part in zip(self.teams, self._collect(0), strict=True):
+            for team, part in zip(self.teams, self._collect(0).collected, strict=True):
                 team.learner.observe(part)
         with progress.clock.spent_on("collect"):
-            collected = self._collect(progress.updates + 1)
+            rollouts = self._collect(progress.updates + 1)
         with self._undone_on_error():
-            losses = self._learn(collected)
+            losses = self._learn(rollouts.collected)
         self.policies()  # callbacks may use them
-        # Owner: the envs own the slab from here on.
         progress.updates += 1
         self._ahead = False
+        self._count_episodes(rollouts)
+        # Owner: the envs own the slab from here on.
         self.evaluation = None
         times = progress.clock.read(progress.env_steps)
         return {"env_steps": progress.env_steps, **times, **progress.episodes.summary(), **losses}
@@ -235,8 +236,8 @@ class Trainer:
                 variable.assign(value)
             raise
 
-    def _collect(self, number: int) -> Sequence[Collected]:
-        """Returns rollout `number` of each team after checking it, and counts its episodes."""
+    def _collect(self, number: int) -> Rollouts:
+        """Returns rollout `number` after checking it."""
         env_steps = self.progress.env_steps
         doing = "collecting" if number > 0 else "initializing the normalizers"
         self._ahead = True
@@ -247,10 +248,19 @@ class Trainer:
         for team, arrays in zip(self.teams, rollouts.arrays, strict=True):
             check_rollout(arrays, team.agent.observations, team.agent.distribution.mask_groups, name, team.members)
             self._observed[team.name] = arrays.observations
+        return rollouts
+
+    def _count_episodes(self, rollouts: Rollouts) -> None:
+        """Adds the episodes that ended in a rollout to the statistics.
+
+        Only rollouts that an update has learned from count, as in `env_steps`: neither rollout 0, nor a rollout whose
+        update failed.
+        """
+        episodes = self.progress.episodes
+        for team, arrays in zip(self.teams, rollouts.arrays, strict=True):
             if team.name:
-                self.progress.episodes.add_team(team.name, arrays)
-        self.progress.episodes.add(rollouts.envs, warn=self._callback.on_warning)
-        return rollouts.collected
+                episodes.add_team(team.name, arrays)
+        episodes.add(rollouts.envs, warn=self._callback.on_warning)
 
     def policies(self) -> dict[str, Agent]:
         """Returns the current policy of each team on the host, by the name of the team."""

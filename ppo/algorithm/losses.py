@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import tensorflow as tf
 
 from ppo.model.normalize import decayed_sums
 
 EPSILON = 1e-8
 """Added to standard deviations by which advantages are divided."""
+
+MAX_LOG_RATIO = 20.0
+"""Maximum of the log-ratio. The squared norm of a gradient that a ratio of exp(20) scales is finite in float32."""
 
 CUTOFF_FACTOR, CUTOFF_COEF = 2.0, 1000.0
 """The multiple of the target beyond which BatchPPO adds the square of a minibatch's KL, and the weight of this term."""
@@ -62,6 +67,20 @@ def mean(x: tf.Tensor, weights: tf.Tensor | None = None) -> tf.Tensor:
     return tf.reduce_sum(x * weights) / tf.maximum(tf.reduce_sum(weights), 1.0)
 
 
+def log_ratio(*, log_probs: tf.Tensor, old_log_probs: tf.Tensor) -> tf.Tensor:
+    """Returns log_prob - old_log_prob, at most `MAX_LOG_RATIO`, float32[B].
+
+    Without the limit, a single action whose probability grew by a factor of exp(88) would make the ratio infinite and
+    the gradient NaN. The limit does not change the gradient, so a bad action beyond it still becomes less likely.
+    """
+
+    @tf.custom_gradient
+    def limited(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        return tf.minimum(x, MAX_LOG_RATIO), lambda upstream: upstream
+
+    return limited(log_probs - old_log_probs)
+
+
 def clipped_surrogate(
     *, ratio: tf.Tensor, advantages: tf.Tensor, clip_range: float, weights: tf.Tensor | None = None
 ) -> tf.Tensor:
@@ -70,7 +89,7 @@ def clipped_surrogate(
     loss = -mean(min(ratio * A, clip(ratio, 1 - clip_range, 1 + clip_range) * A))
 
     Args:
-        ratio: exp(log_prob - old_log_prob) of the actions, float32[B].
+        ratio: exp of the `log_ratio` of the actions, float32[B].
         advantages: A, float32[B].
         clip_range: How far the ratio may move from 1.
         weights: See `mean`.
@@ -93,7 +112,7 @@ def kl_penalized_surrogate(
     loss = -mean(ratio * A) + penalty * KL + 1000 * max(0, KL - 2 * kl_target)^2
 
     Args:
-        ratio: exp(log_prob - old_log_prob) of the actions, float32[B].
+        ratio: exp of the `log_ratio` of the actions, float32[B].
         advantages: A, float32[B].
         kl: KL(old || new) in nats, averaged over the minibatch, a scalar.
         penalty: Weight of the KL term; see `adapted_penalty`.
@@ -112,8 +131,8 @@ def value_loss(*, values: tf.Tensor, targets: tf.Tensor, weights: tf.Tensor | No
 
 def approximate_kl(*, log_probs: tf.Tensor, old_log_probs: tf.Tensor, weights: tf.Tensor | None = None) -> tf.Tensor:
     """Returns an estimate of KL(old || new) in nats, a scalar: mean(ratio - 1 - log ratio), never negative."""
-    log_ratio = log_probs - old_log_probs
-    return mean(tf.math.expm1(log_ratio) - log_ratio, weights)
+    log = log_ratio(log_probs=log_probs, old_log_probs=old_log_probs)
+    return mean(tf.math.expm1(log) - log, weights)
 
 
 def standardize(x: tf.Tensor, weights: tf.Tensor | None = None) -> tf.Tensor:

@@ -48,7 +48,7 @@ def guarded_rate(rate: tf.Tensor, kl: tf.Tensor, *, kl_limit: float, initial: fl
     """Returns the next update's base learning rate: divided by 1.5 if the KL exceeds the limit.
 
     The rate stays while the KL is between half the limit and the limit. Below half, it is multiplied by 1.5, up to
-    `initial`.
+    `initial`. It never falls below 1e-6 or, if that is less, `initial`, because it could not recover from 0.
     """
-    slower = tf.where(kl > kl_limit, rate / 1.5, rate)
+    slower = tf.where(kl > kl_limit, tf.maximum(rate / 1.5, min(1e-6, initial)), rate)
     return tf.where(kl < 0.5 * kl_limit, tf.minimum(rate * 1.5, initial), slower)

@@ -200,7 +200,7 @@ class Learner(tf.Module):
             order: Samples of each minibatch, `int32[epochs * minibatches, B]`; see `shuffled`.
         """
         config = self._config
-        rate = self._effective_rate(learning_rate)
+        rate, penalty = self._effective_rate(learning_rate), self.penalty.read_value()
         batch = self._prepare(collected)
         samples = self._samples(batch, collected)
         taken, *totals, kl = tf.unstack(self._learn(batch, samples, order, rate))
@@ -217,7 +217,7 @@ class Learner(tf.Module):
         if self._agent.log_std is not None:
             metrics["action_std"] = tf.reduce_mean(tf.exp(tf.maximum(self._agent.log_std, config.min_log_std)))
         if config.objective == "kl_penalty":
-            metrics["kl_penalty"] = self.penalty.read_value()
+            metrics["kl_penalty"] = penalty
         return metrics
 
     def _learn(self, batch: Batch, samples: Samples, order: tf.Tensor, rate: tf.Tensor) -> tf.Tensor:
@@ -464,7 +464,7 @@ class Learner(tf.Module):
         if config.normalize_advantages:
             advantages = losses.standardize(advantages, acts)
         log_probs = distribution.log_prob(outputs, minibatch.actions)
-        ratio = tf.exp(log_probs - minibatch.old_log_probs)
+        ratio = tf.exp(losses.log_ratio(log_probs=log_probs, old_log_probs=minibatch.old_log_probs))
         if config.objective == "clip":
             policy_loss = losses.clipped_surrogate(
                 ratio=ratio, advantages=advantages, clip_range=config.clip_range, weights=acts

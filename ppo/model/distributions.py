@@ -118,10 +118,10 @@ class DiagonalGaussian(Distribution):
         return tf.reduce_sum(self._split(outputs)[1] + 0.5 * math.log(2 * math.pi * math.e), axis=-1)
 
     def kl(self, old_outputs: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-        # sum_i log(std / old_std) + (old_std^2 + (old_mean - mean)^2) / (2 std^2) - 1/2
+        # sum_i log(std / old_std) + (old_std / std)^2 / 2 + ((old_mean - mean) / std)^2 / 2 - 1/2
         (old_mean, old_log_std), (mean, log_std) = self._split(old_outputs), self._split(outputs)
-        squares = tf.exp(2.0 * old_log_std) + tf.square(old_mean - mean)
-        return tf.reduce_sum(log_std - old_log_std + 0.5 * squares * tf.exp(-2.0 * log_std) - 0.5, axis=-1)
+        z, log_ratio = (old_mean - mean) * tf.exp(-log_std), old_log_std - log_std
+        return tf.reduce_sum(0.5 * (tf.square(z) + tf.exp(2.0 * log_ratio) - 1.0) - log_ratio, axis=-1)
 
     def _split(self, outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return outputs[..., : self.num_free], outputs[..., self.num_free :]

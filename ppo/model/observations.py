@@ -189,6 +189,11 @@ class Observations(tf.Module):
         for name, normalizer in self._normalizers.items():
             normalizer.moments.merge(statistics[name])
 
+    def weaken(self, factor: float) -> None:
+        """Multiplies the weight of the statistics so far by a factor."""
+        for normalizer in self._normalizers.values():
+            normalizer.moments.count.assign(normalizer.moments.count * factor)
+
     def nested(self, values: dict[str, Any]) -> Any:
         """Takes values by leaf name and returns them nested like the space, without the mask."""
         by_path = {path: values[name] for name, path in self.paths.items()}

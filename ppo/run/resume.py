@@ -28,8 +28,20 @@ from ppo.run.scores import Evaluation
 MAX_STATES_S = 1.0  # periodic checkpoints omit the states of the envs if saving them took longer than this, in seconds
 
 # Settings of the networks that a run may change if it starts from another run, and those of the networks' scales.
-MAY_DIFFER = {"policy_output_gain", "initial_log_std", "min_log_std"}
+INITIAL = ("policy_output_gain", "initial_log_std")  # of new networks, so they have no effect on such a run
+MAY_DIFFER = {*INITIAL, "min_log_std"}
 NORMALIZERS = ("normalize_observations", "normalize_rewards")
+
+
+KEPT_ROLLOUTS = 10
+"""Maximum weight of another run's statistics of observations, in rollouts.
+
+With less weight, the first rollouts, which begin at resets, would shift the inputs of the policy too far.
+"""
+
+KEPT_REWARDS = 1e-6
+"""Maximum weight of another run's statistics of rewards, in steps. With a weight of 0, no statistics would exist, and
+the new run would spend a rollout on initializing them."""
 
 
 class Progress:
@@ -216,21 +228,34 @@ def start_from(
 ) -> None:
     """Copies the networks and normalizers of a run's newest checkpoint, and records their origin in `origin.json`.
 
+    The new run may have other observations and rewards, so the copied statistics lose weight. Those of observations
+    count like at most `KEPT_ROLLOUTS` rollouts. The first rollout replaces those of rewards: the value function
+    predicts normalized rewards, so it remains correct if all rewards are multiplied by a number.
+
     Args:
         origin: The run to start from.
         teams: For each team: the agent of the new run, which gets the networks and the normalizers of observations; and
             the statistics by which the new run divides rewards.
         run: The new run.
-        warn: Called with a message for each damaged checkpoint.
+        warn: Called with a message for each damaged checkpoint, and for settings that have no effect.
     """
     modules: dict[str, tf.Module] = {}
     for name, (agent, returns) in teams.items():
         modules[name_of("agent", name)] = agent
         modules[name_of("learner", name)] = only_reward_moments(returns)
     values = Checkpoints(origin.checkpoints, **modules).restore(warn=warn, partial=True)
-    before = origin.read_config()
-    for agent, _ in teams.values():
-        agent.raise_log_std(max(before.min_log_std, run.read_config().min_log_std))
-    steps = values["update"] * before.batch_size
+    before, config = origin.read_config(), run.read_config()
+    steps, kept = values["update"] * before.batch_size, KEPT_ROLLOUTS * config.batch_size
+    for agent, returns in teams.values():
+        agent.raise_log_std(max(before.min_log_std, config.min_log_std))
+        agent.observations.weaken(kept / max(kept, steps))
+        returns.count.assign(tf.minimum(returns.count, KEPT_REWARDS))
+    if ignored := [
+        f"{name}={getattr(config, name)}" for name in INITIAL if getattr(before, name) != getattr(config, name)
+    ]:
+        warn(
+            f"{', '.join(ignored)} has no effect, because the policy starts as that of {origin.path}. To start with "
+            "more noise, raise min_log_std."
+        )
     record = {"run": str(origin.path.resolve()), "checkpoint": values["checkpoint"], "env_steps": steps}
     write_atomically(run.path / "origin.json", json.dumps(record, indent=2) + "\n")

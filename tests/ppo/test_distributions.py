@@ -62,6 +62,13 @@ def test_a_density_integrates_to_one_and_gives_entropy_and_kl(transform, mean):
     assert float(distribution.kl(outputs, other)[0]) == pytest.approx(kl, abs=3e-3)
 
 
+@pytest.mark.parametrize("log_std", [-10.0, 50.0, -50.0])
+def test_the_kl_of_gaussians_is_exact_however_wide_or_narrow_they_are(log_std):
+    std = math.exp(log_std)
+    kl = GAUSSIAN.kl(gaussian([0.0, std], [log_std, log_std]), gaussian([std, std], [log_std, log_std + 1]))
+    assert float(kl[0]) == pytest.approx(0.5 + (1 + 0.5 * math.exp(-2) - 0.5), rel=1e-5)
+
+
 def test_tanh_maps_to_the_bounds():
     distribution = distributions.for_space(BOX, transform="tanh")
     u = tf.constant([[-0.9, 0.5], [0.0, 0.0], [6.0, -6.0]])

@@ -23,8 +23,10 @@ load_tensorflow()
 import gymnasium as gym, numpy as np, ppo, vecenv
 from ppo.footprint import check_memory
 
+shape, dtype, choices, settings = json.loads(sys.argv[1])
+
 class Plain(gym.Env):
-    action_space = gym.spaces.Discrete(2)
+    action_space = gym.spaces.Discrete(choices)
     def __init__(self, space):
         self.observation_space, self.observation, self.steps = space, np.zeros(space.shape, space.dtype), 0
     def reset(self, *, seed=None, options=None):
@@ -37,7 +39,6 @@ def peak():
     # Not ru_maxrss, which a process inherits from its parent.
     return next(1024 * int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
 
-shape, dtype, settings = json.loads(sys.argv[1])
 space = gym.spaces.Box(0, 1, tuple(shape), np.dtype(dtype))
 config = ppo.Config(env="given", num_workers=0, epochs=1, eval_episodes=1, **settings)
 config = dataclasses.replace(config, total_steps=2 * config.batch_size)
@@ -45,7 +46,7 @@ vecenv_available, vecenv.available_memory = vecenv.available_memory, lambda: 0
 with vecenv.SyncVectorEnv([lambda: Plain(space)] * config.num_envs, **ppo.vector_options(config)) as envs:
     try:
         held = sum(array.nbytes for array in envs.arrays.values())
-        check_memory(config, space, held_bytes=held)
+        check_memory(config, (space, Plain.action_space), held_bytes=held)
     except ppo.ConfigError as error:
         number, unit = re.search("need about ([0-9.]+) (.iB)", str(error)).groups()
 vecenv.available_memory = vecenv_available
@@ -55,10 +56,11 @@ print(json.dumps([float(number) * {"MiB": 2**20, "GiB": 2**30}[unit], peak() - b
 """
 
 SHAPES = {
-    "small": ([4], "float32", {"num_envs": 4, "num_steps": 8, "minibatch_size": 16}),
-    "long": ([20_000], "float32", {"num_envs": 16, "num_steps": 32, "minibatch_size": 64}),
-    "frames": ([84, 84, 4], "uint8", {"num_envs": 8, "num_steps": 32, "minibatch_size": 64}),
-    "minibatch": ([84, 84, 4], "uint8", {"num_envs": 8, "num_steps": 32, "minibatch_size": 256}),
+    "small": ([4], "float32", 2, {"num_envs": 4, "num_steps": 8, "minibatch_size": 16}),
+    "long": ([20_000], "float32", 2, {"num_envs": 16, "num_steps": 32, "minibatch_size": 64}),
+    "frames": ([84, 84, 4], "uint8", 2, {"num_envs": 8, "num_steps": 32, "minibatch_size": 64}),
+    "choices": ([4], "float32", 2**15, {"num_envs": 16, "num_steps": 32, "minibatch_size": 256}),
+    "minibatch": ([84, 84, 4], "uint8", 2, {"num_envs": 8, "num_steps": 32, "minibatch_size": 256}),
 }
 
 
@@ -89,6 +91,27 @@ def test_a_run_that_does_not_fit_in_memory_is_an_error_with_the_numbers_and_the_
     assert not list(tmp_path.iterdir())
 
 
+ACTIONS = {
+    "Discrete": gym.spaces.Discrete(2**16),
+    "MultiDiscrete": gym.spaces.MultiDiscrete([2**13] * 8),
+    "MultiBinary": gym.spaces.MultiBinary(2**16),
+    "Box of integers": gym.spaces.Box(0, 2**15 - 1, (2,), np.int32),
+    "Box": gym.spaces.Box(-np.inf, np.inf, (2**15,), np.float32),
+    "Dict": gym.spaces.Dict({"a": gym.spaces.Discrete(2**15), "b": gym.spaces.MultiBinary(2**15)}),
+}
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+@pytest.mark.parametrize("settings", [{}, {"action_transform": "tanh"}, {"network": "unused:name"}], ids=str)
+def test_the_estimate_counts_an_output_of_the_policy_for_each_choice_of_an_action(monkeypatch, name, settings):
+    """Each of these actions needs 2**16 outputs. A copy of those of 32 x 64 steps takes 512 MiB."""
+    spaces = (gym.spaces.Box(-1, 1, (4,), np.float32), ACTIONS[name])
+    monkeypatch.setattr(vecenv, "available_memory", lambda: 2**30)
+    config = ppo.Config(num_envs=64, num_steps=32, minibatch_size=256, **settings)
+    with pytest.raises(ppo.ConfigError, match=r"The rollouts need 3\.6 GiB: .* A minibatch needs 19[23] MiB: "):
+        footprint.check_memory(config, spaces, held_bytes=0)
+
+
 @pytest.mark.parametrize(
     ("settings", "numbers"),
     [
@@ -101,11 +124,12 @@ def test_the_estimate_for_a_minibatch_counts_the_activations_of_the_cnn(monkeypa
     """By hand: kernels of 8, 4 and 3 pixels with strides 4, 2 and 1."""
     monkeypatch.setattr(vecenv, "available_memory", lambda: 0)
     space = gym.spaces.Box(0, 255, (40, 44, 3), np.uint8)
+    spaces = (space, gym.spaces.Discrete(5))
     config = ppo.Config(minibatch_size=2048, num_envs=256, num_steps=32, **settings)
     units = 0 if config.network else sum((*config.policy_layers, *config.value_layers))
-    bytes_needed = 2048 * (40 * 44 * 3 + 3 * 4 * (numbers + units))
+    bytes_needed = 2048 * (40 * 44 * 3 + 3 * 4 * (numbers + units + 5))
     with pytest.raises(ppo.ConfigError, match=f"A minibatch needs {bytes_needed / 2**20:.0f} MiB"):
-        footprint.check_memory(config, space, held_bytes=0)
+        footprint.check_memory(config, spaces, held_bytes=0)
 
 
 def test_a_process_that_has_compiled_too_many_updates_gets_an_error_before_xla_crashes(tmp_path, monkeypatch):
@@ -140,11 +164,11 @@ def test_a_system_that_does_not_report_memory_mappings_is_not_checked(tmp_path, 
 
 def test_without_a_known_memory_limit_no_run_is_rejected(monkeypatch):
     monkeypatch.setattr(vecenv, "available_memory", lambda: None)
-    space = gym.spaces.Box(-1, 1, (10**7,), np.float32)
-    footprint.check_memory(ppo.Config(), space, held_bytes=0)
+    spaces = (gym.spaces.Box(-1, 1, (10**7,), np.float32), gym.spaces.Discrete(2))
+    footprint.check_memory(ppo.Config(), spaces, held_bytes=0)
     monkeypatch.setattr(vecenv, "available_memory", lambda: 2**30)
     with pytest.raises(ppo.ConfigError, match="lower --num-envs"):
-        footprint.check_memory(ppo.Config(), space, held_bytes=0)
+        footprint.check_memory(ppo.Config(), spaces, held_bytes=0)
 
 
 @pytest.mark.parametrize(

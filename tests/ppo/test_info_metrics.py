@@ -55,9 +55,9 @@ def test_reports_average_infos_over_the_episodes_of_the_returns(finished):
     for row in rows:
         assert row["info_steps"] == row["length_mean"]
         assert row["info_rare"] == 7 and row["info_is_sucess"] is None
-        # The lengths of all episodes so far, including those that ended in the rollout before the first update.
-        steps = row["env_steps"] // 4 + CONFIG.num_steps
-        lengths = np.concatenate([[length] * (steps // length) for length in (3, 4, 5, 6)])
+        # The lengths of all episodes so far, without those that ended in the rollout before the first update.
+        before, steps = CONFIG.num_steps, CONFIG.num_steps + row["env_steps"] // 4
+        lengths = np.concatenate([[length] * (steps // length - before // length) for length in (3, 4, 5, 6)])
         assert len(lengths) == row["episodes"]
         if len(lengths) <= WINDOW:
             assert row["info_nested/long"] == pytest.approx((lengths >= 4).mean())

@@ -255,6 +255,9 @@ def slow_update(config, agent, learner, rollout, collected, order, rate):
         rate = tf.constant(learner.rate.numpy())
     elif config.kl_limit is not None:
         rate = rate * learner.rate / config.learning_rate
+    used = {"learning_rate": float(rate)}
+    if config.objective == "kl_penalty":
+        used["kl_penalty"] = float(learner.penalty)
     weights = None if rollout.valid is None else tf.constant(slow.lives.reshape(-1), tf.float32)
     begins, ended = tf.constant(rollout.episode_lengths[0] == 1), tf.constant(slow.ended)
     rewards = learner.rewards(tf.constant(rollout.rewards, tf.float32), begins, ended, weights).numpy()
@@ -326,6 +329,7 @@ def slow_update(config, agent, learner, rollout, collected, order, rate):
     errors = (first_targets - old_values[:-1].numpy())[slow.lives]
     return {
         **dict(zip(METRICS, [*totals[:5] / taken, np.sqrt(totals[5] / taken)], strict=True)),
+        **used,
         "kl": kl,
         "gradient_steps": taken,
         "explained_variance": 1 - errors.var() / first_targets[slow.lives].var(),
@@ -499,6 +503,18 @@ def test_a_rollout_runs_in_order():
     (rollout,) = collector.collect_in_graph._list_all_concrete_functions()
     (loop,) = [operation for operation in rollout.graph.get_operations() if "While" in operation.type]
     assert "_lower_using_switch_merge" not in loop.node_def.attr
+
+
+@pytest.mark.parametrize("objective", ["clip", pytest.param("kl_penalty", marks=pytest.mark.slow)])
+def test_an_update_is_finite_even_if_actions_have_become_exp_450_times_as_likely(objective):
+    _, envs, _, learner, collector = parts(dataclasses.replace(CONFIG, objective=objective))
+    envs.reset(seed=0)
+    (collected,) = collector.collect(tf.constant([0, 0]))
+    mean, log_std = tf.unstack(collected.predictions.outputs, axis=-1)
+    far = tf.stack([mean + 30 * tf.exp(log_std), log_std], axis=-1)
+    collected = collected._replace(predictions=collected.predictions._replace(outputs=far))
+    metrics = learner.update(collected, tf.constant(1e-3), tf.constant(shuffled(CONFIG, 0)))
+    assert all(np.isfinite(value) for value in metrics.values()) and metrics["approx_kl"] > 1e6
 
 
 @pytest.mark.parametrize("settings", [*both({}), slow({"objective": "kl_penalty"})], ids=str)

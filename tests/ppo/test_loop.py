@@ -128,13 +128,21 @@ def test_the_first_update_learns_from_normalized_observations(tmp_path, settings
         inputs, rewards = seen
         assert np.abs(inputs).max() < 5 and np.abs(inputs.mean(axis=0)).max() < 0.5 and rewards == 32
         assert trainer.progress.env_steps == report["env_steps"] == 32  # the first rollout is not counted
-        # Its steps do count towards episodes: each env takes 16 per rollout, so a 20-step episode spans both rollouts.
+        # A 20-step episode spans this rollout of 16 steps and the next, in which it ends, so it counts.
         assert report["episodes"] == 2 and report["length_mean"] == 20
         trainer.iterate()
         assert trainer.collector.collect_in_graph.experimental_get_tracing_count() == 1
         assert update.experimental_get_tracing_count() == 1
     if given:
         source.close()
+
+
+def test_reports_count_the_episodes_of_exactly_the_env_steps_that_they_count(tmp_path):
+    config = dataclasses.replace(CONFIG, num_workers=0)
+    with trainer_of(tmp_path, config, functools.partial(CountingEnv, 0, length=1)) as trainer:
+        for _ in range(2):
+            report = trainer.iterate()
+            assert report["episodes"] == report["env_steps"]
 
 
 def test_no_rollout_precedes_the_first_update_if_nothing_is_normalized(tmp_path):
@@ -459,6 +467,8 @@ def test_the_last_finished_update_is_saved_whatever_ends_the_run(tmp_path, undis
     (checkpoint,) = checkpoints(run)
     assert checkpoint.name == "step_000000000160"
     assert caught.value.__notes__[-1] == f"Everything up to env-step 160 is saved in {run}, which can be resumed."
+    progress = json.loads((checkpoint / "progress.json").read_text())
+    assert progress["episodes"]["count"] == 8  # at steps 20 to 80 of each env; a rollout that is lost does not count
     for (name, values), expected in zip(_saved(checkpoint).items(), undisturbed(config).values(), strict=True):
         np.testing.assert_array_equal(values, expected, err_msg=name)
     if cause in RESUMED:

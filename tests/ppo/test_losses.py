@@ -13,6 +13,7 @@ from ppo.algorithm.losses import (
     clipped_surrogate,
     gae,
     kl_penalized_surrogate,
+    log_ratio,
     mean,
     standardize,
     value_loss,
@@ -94,15 +95,33 @@ def test_the_clipped_surrogate_worked_by_hand():
 
 
 def test_a_ratio_beyond_the_clip_has_no_gradient_that_would_move_it_further():
-    log_ratio = tf.Variable([math.log(2.0), math.log(0.5), math.log(2.0), 0.0])
+    log_ratios = tf.Variable([math.log(2.0), math.log(0.5), math.log(2.0), 0.0])
     with tf.GradientTape() as tape:
         loss = clipped_surrogate(
-            ratio=tf.exp(log_ratio),
+            ratio=tf.exp(log_ratios),
             advantages=tf.constant([1.0, -1.0, -1.0, 1.0]),
             clip_range=0.2,
         )
     # d loss / d log ratio = -ratio * A / 4 where not clipped
-    np.testing.assert_allclose(tape.gradient(loss, log_ratio), [0.0, 0.0, 2.0 / 4, -1.0 / 4])
+    np.testing.assert_allclose(tape.gradient(loss, log_ratios), [0.0, 0.0, 2.0 / 4, -1.0 / 4])
+
+
+@pytest.mark.parametrize("far", [30.0, 100.0, 1e6])
+@pytest.mark.parametrize("advantage", [1.0, 0.0, -1.0])
+def test_losses_and_gradients_are_finite_however_far_a_probability_has_moved(far, advantage):
+    advantages, old = tf.constant([advantage, 1.0]), tf.constant([-far, 0.0])
+    log_probs = tf.Variable([0.0, 0.0])
+    penalized = {"kl": tf.constant(0.0), "penalty": tf.constant(1.0), "kl_target": 0.01}
+    with tf.GradientTape(persistent=True) as tape:
+        ratio = tf.exp(log_ratio(log_probs=log_probs, old_log_probs=old))
+        clipped = clipped_surrogate(ratio=ratio, advantages=advantages, clip_range=0.2)
+        losses = [clipped, kl_penalized_surrogate(ratio=ratio, advantages=advantages, **penalized)]
+        losses.append(approximate_kl(log_probs=log_probs, old_log_probs=old))
+    gradients = [tape.gradient(loss, log_probs) for loss in losses]
+    assert np.isfinite(losses).all() and np.isfinite(gradients).all()
+    assert np.isfinite([tf.linalg.global_norm([gradient]) for gradient in gradients]).all()
+    # Gradient descent makes a bad action less likely, and leaves a good one as it is.
+    assert (gradients[0][0] > 1e6) if advantage < 0 else (gradients[0][0] == 0)
 
 
 def test_the_value_loss_is_half_the_mean_square():

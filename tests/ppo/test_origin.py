@@ -61,6 +61,57 @@ def test_a_run_starts_from_the_networks_and_normalizers_of_another_but_not_from_
     assert scales[1] != 1 and scales[1] != scales[0]
 
 
+class Notes(ppo.Callback):
+    def __init__(self):
+        self.warnings, self.reports = [], []
+
+    def on_warning(self, message):
+        self.warnings.append(message)
+
+    def on_update(self, report):
+        self.reports.append(report)
+
+
+@pytest.mark.parametrize("factor", [100.0, 0.01])
+def test_rewards_of_another_scale_are_normalized_from_the_first_update(tmp_path, origin, factor):
+    reports = []
+    for scale in (1.0, factor):
+        notes = Notes()
+
+        def make(scale=scale):
+            return gym.wrappers.TransformReward(gym.make("CartPole-v1"), lambda reward: reward * scale)
+
+        config = dataclasses.replace(CONFIG, total_steps=32)
+        ppo.train(config, make, callbacks=notes, init_from=origin, logdir=tmp_path)
+        reports += notes.reports
+    same, scaled = reports
+    assert scaled["return_scale"] == pytest.approx(factor * same["return_scale"], rel=1e-3)
+    assert scaled["value_loss"] == pytest.approx(same["value_loss"], rel=0.01)
+
+
+def test_the_statistics_of_another_run_weigh_at_most_as_much_as_ten_rollouts(tmp_path, origin):
+    config = dataclasses.replace(CONFIG, total_steps=4, num_steps=2, minibatch_size=4)
+    path = ppo.train(config, init_from=origin, logdir=tmp_path).path
+    counts = [
+        float(leaf.normalizer.moments.count)
+        for run in (origin, path)
+        for leaf in load_agent(Run.open(run), print).observations.leaves.values()
+    ]
+    assert counts[0] == 96 and counts[1] == pytest.approx(96 * (10 * 4 / 64) + 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "ignored"),
+    [({"policy_output_gain": 1.0, "initial_log_std": 0.0}, "policy_output_gain=1.0, initial_log_std=0.0"), ({}, None)],
+    ids=str,
+)
+def test_settings_of_new_networks_have_no_effect_and_cause_a_warning(tmp_path, origin, changes, ignored):
+    notes = Notes()
+    ppo.train(dataclasses.replace(CONFIG, **changes), callbacks=notes, init_from=origin, logdir=tmp_path)
+    expected = [] if ignored is None else [f"{ignored} has no effect, because the policy starts as that of {origin}"]
+    assert [message.partition(". ")[0] for message in notes.warnings] == expected
+
+
 @pytest.mark.parametrize(
     ("before", "after", "expected"), [(-10.0, -1.0, -1.0), (-2.0, -10.0, -2.0), (-10.0, -10.0, -3.0)]
 )

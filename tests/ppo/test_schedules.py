@@ -29,6 +29,9 @@ def test_penalty_and_learning_rate_follow_the_kl(targets, penalty, rate):
 def test_the_adapted_penalty_and_learning_rate_stay_within_their_bounds():
     for penalty, kl, bound in ((9e5, 1.0, 1e6), (1.2e-6, 0.0, 1e-6)):
         assert float(adapted_penalty(tf.constant(penalty), tf.constant(kl), kl_target=0.01)) == pytest.approx(bound)
+    for initial, bound in ((3e-4, 1e-6), (1e-9, 1e-9)):
+        rate = guarded_rate(tf.constant(bound * 1.2), tf.constant(1.0), kl_limit=0.05, initial=initial)
+        assert float(rate) == pytest.approx(bound)
     bounds = {"kl_target": 0.01, "initial": 3e-4}
     assert float(adapted_rate(tf.constant(9e-3), tf.constant(0.0), **bounds)) == pytest.approx(1e-2)
     assert float(adapted_rate(tf.constant(1.2e-6), tf.constant(1.0), **bounds)) == pytest.approx(1e-6)
