@@ -76,14 +76,18 @@ class Run:
     def open(cls, path: Run | Path | str, logdir: Path | str = ".", *, trust_modules: bool = False) -> Run:
         """Opens a run folder, given its path or its name in `logdir`. An open run that is trusted stays trusted.
 
-        Raises RunError if there is no such run.
+        Every function and command that reads a run begins here. Raises RunError if there is no such run, or if its
+        folder holds anything but files and folders.
         """
         if isinstance(path, Run):
+            path._check_files()
             return dataclasses.replace(path, trust_modules=trust_modules or path.trust_modules)
         candidates = [Path(path), Path(logdir) / path]
         for candidate in candidates:
             if (candidate / "config.json").is_file():
-                return cls(candidate.absolute(), trust_modules)
+                run = cls(candidate.absolute(), trust_modules)
+                run._check_files()
+                return run
         found = next((candidate for candidate in candidates if candidate.is_dir()), None)
         reason = f"{found} holds no config.json" if found else f"there is no folder {path}"
         raise RunError(f"{reason}, so it is not a run: name a run folder that `ppo train` printed")
@@ -147,9 +151,8 @@ class Run:
     def check_resumable(self, config: Config) -> None:
         """Raises ConfigError if a config changes a setting that a resumed run must keep.
 
-        Raises RunError if the run cannot be read, has no checkpoint, or holds a link, which could redirect a write.
+        Raises RunError if the run cannot be read or has no checkpoint.
         """
-        self._check_files()
         before = self.read_config()
         changed = [name for name in SETTINGS if getattr(before, name) != getattr(config, name)]
         if fixed := [name for name in changed if name not in RESUMABLE]:
@@ -160,19 +163,21 @@ class Run:
         self.check_begun()
 
     def _check_files(self) -> None:
-        """Raises RunError if the folder holds anything but files and folders, because a write must not leave it.
+        """Raises RunError if the folder holds anything but files and folders.
 
-        The folder may come from a stranger. The folder itself may be a link, because the user named it.
+        The folder may come from a stranger. A link could make a read or a write leave it, and a read from a pipe never
+        ends. The folder itself may be a link, because the user named it.
         """
-        root = self.path.resolve()
-        paths = [Path(folder, name) for folder, folders, files in os.walk(root) for name in (*folders, *files)]
-        plain = (stat.S_IFREG, stat.S_IFDIR)
-        if bad := sorted(
-            str(path.relative_to(root)) for path in paths if stat.S_IFMT(path.lstat().st_mode) not in plain
-        ):
+        root, bad = self.path.resolve(), []
+        for folder, folders, files in os.walk(root):
+            for path in (Path(folder, name) for name in (*folders, *files)):
+                with suppress(FileNotFoundError):  # training has just replaced an old checkpoint
+                    if stat.S_IFMT(path.lstat().st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
+                        bad.append(str(path.relative_to(root)))
+        if bad:
             raise RunError(
-                f"{self.path} cannot be resumed, because training writes into it and it holds links or devices: "
-                f"{', '.join(bad)}. If you trust the run, replace each link with what it points to."
+                f"{self.path} is not used, because it holds links or devices: {', '.join(sorted(bad))}. If you trust "
+                "the run, replace each link with what it points to, and remove pipes, sockets and devices."
             )
 
     def write_evaluation(self, values: dict[str, Any]) -> None:
