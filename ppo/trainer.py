@@ -30,6 +30,7 @@ from ppo.run.resume import Progress, Saver, start_from
 from ppo.run.scores import Evaluation, Result
 from ppo.run.signals import stop_on_signal
 from ppo.run.status import Collecting, Status, Tally
+from ppo.run.wrappers import describe_all
 from ppo.seeds import env_seeds, sampling_seed
 from vecenv.ingraph import InGraphVectorEnv
 
@@ -86,7 +87,8 @@ def run_training(
         if resume:
             run.check_spaces(teams)
         else:
-            run.write_spaces(teams, given=envs is not None)
+            wrappers = [] if config.is_multi_agent else describe_all(vector)
+            run.write_spaces(teams, given=envs is not None, wrappers=wrappers)
         if origin is not None:
             origin.check_spaces(teams)
         evaluated = envs if eval_envs is None else eval_envs

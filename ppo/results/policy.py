@@ -19,6 +19,7 @@ from ppo.model.observations import invalid
 from ppo.run.checkpoint import LATEST, Checkpoints, check_actions, name_of, only_reward_moments
 from ppo.run.folder import Run
 from ppo.run.modules import config_to_load
+from ppo.run.wrappers import named_wrappers
 from vecenv.spaces import can_hold, leaves, nest, pick
 from vecenv.spaces import name_of as name_of_leaf
 
@@ -224,6 +225,14 @@ def load_policy(
         action = policy(observation)
     """
     run = Run.open(run, trust_modules=trust_modules)
+    config = run.read_config()
+    if wrappers := named_wrappers(config):
+        warnings.warn(
+            f"the policy of {run.path} takes the observations and returns the actions of an env with the wrappers "
+            f"{', '.join(wrapper.name for wrapper in wrappers)}: use it with "
+            f"`vecenv.make_single({config.env!r}, wrappers={list(config.wrappers)})`",
+            stacklevel=2,
+        )
     team, returns = run.team(group), RunningMoments((), name="moments")
     learner = {name_of("learner", team): only_reward_moments(returns)}
     agent = load_agent(run, warnings.warn, checkpoint=checkpoint, team=team, **learner)

@@ -185,17 +185,22 @@ class Run:
         self.check_exists()
         write_atomically(self.path / "evaluation.json", json.dumps(values) + "\n")
 
-    def write_spaces(self, teams: Mapping[str, Spaces], *, given: bool) -> None:
+    def write_spaces(
+        self, teams: Mapping[str, Spaces], *, given: bool, wrappers: list[dict[str, Any]] | None = None
+    ) -> None:
         """Writes the spaces of each team, so that policies can be used without the env. The team of one agent is "".
 
-        `given` says whether the envs were passed to `ppo.train` instead of being made from `config.env`.
+        `given` says whether the envs were passed to `ppo.train` instead of being made from `config.env`. `wrappers` is
+        the result of `ppo.run.wrappers.describe_all`.
         """
         of_teams = {
             name: {"observation": space_to_json(observed), "action": space_to_json(acted)}
             for name, (observed, acted) in teams.items()
         }
         values = of_teams.get("", {"teams": of_teams})
-        write_atomically(self.path / "spaces.json", json.dumps({**values, "envs_given": given}) + "\n")
+        write_atomically(
+            self.path / "spaces.json", json.dumps({**values, "envs_given": given, "wrappers": wrappers}) + "\n"
+        )
 
     def check_spaces(self, teams: Mapping[str, Spaces]) -> None:
         """Raises ConfigError if envs have other spaces or teams than those that the run was trained on."""
@@ -215,7 +220,7 @@ class Run:
 
     def check_given(self, given: bool) -> None:
         """Raises ConfigError if the run was trained on envs passed to `ppo.train`, and none are passed now."""
-        if not given and self._read_spaces()[1]:
+        if not given and self._read_spaces()[1]["envs_given"]:
             raise ConfigError(f"{self.path} was trained on envs passed to ppo.train(config, envs): pass them again")
 
     def team(self, name: str | None = None) -> str:
@@ -231,8 +236,12 @@ class Run:
         """Returns the spaces of each team. Raises RunError if the file is missing or damaged."""
         return self._read_spaces()[0]
 
-    def _read_spaces(self) -> tuple[dict[str, Spaces], bool]:
-        """Returns the spaces of each team, and whether the envs were passed to `ppo.train`."""
+    def read_wrappers(self) -> list[dict[str, Any]] | None:
+        """Returns the `wrappers` that `write_spaces` wrote."""
+        return self._read_spaces()[1]["wrappers"]
+
+    def _read_spaces(self) -> tuple[dict[str, Spaces], dict[str, Any]]:
+        """Returns the spaces of each team, and the other values of the file."""
         file = self.path / "spaces.json"
         try:
             values = json.loads(file.read_text())
@@ -240,7 +249,7 @@ class Run:
                 name: (space_from_json(one["observation"]), space_from_json(one["action"]))
                 for name, one in values.get("teams", {"": values}).items()
             }
-            return teams, values["envs_given"]
+            return teams, {"envs_given": values["envs_given"], "wrappers": values.get("wrappers")}
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise RunError(f"{file} cannot be read ({reason}). Restore a backup, or start a new run.") from error
