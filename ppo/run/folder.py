@@ -221,7 +221,12 @@ class Run:
     def check_given(self, given: bool) -> None:
         """Raises ConfigError if the run was trained on envs passed to `ppo.train`, and none are passed now."""
         if not given and self._read_spaces()[1]["envs_given"]:
-            raise ConfigError(f"{self.path} was trained on envs passed to ppo.train(config, envs): pass them again")
+            raise ConfigError(
+                f"{self.path} was trained on envs passed to ppo.train(config, envs), which no command can make. Pass "
+                "them again in Python: `ppo.resume(run, envs=...)`, `ppo.evaluate_run(run, episodes, envs=...)` or "
+                "`ppo.record_run(run, folder, episodes, envs=...)`. The commands work with runs whose env has a name: "
+                "Config(env='module:function')."
+            )
 
     def team(self, name: str | None = None) -> str:
         """Returns the name of the only team, or the given name. Raises RunError if it names none of several teams."""
