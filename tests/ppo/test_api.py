@@ -460,9 +460,9 @@ def test_callbacks_log_numbers_of_their_own(tmp_path):
     wanted = [{"one": value, "two": value} for value in (None, 64.0, 128.0, 192.0)]
     assert loggers[0].seen == loggers[1].seen == wanted
     assert [{name: row.get(name) for name in ("one", "two")} for row in reports(path)] == wanted
-    events = EventAccumulator(str(path), size_guidance={"tensors": 0})
+    events = EventAccumulator(str(path), size_guidance={"scalars": 0})
     events.Reload()
-    assert [event.step for event in events.Tensors("custom/one")] == [128, 192, 256]
+    assert [event.step for event in events.Scalars("custom/one")] == [128, 192, 256]
     with pytest.raises(ValueError, match=r"a callback logs \['kl'\], which are metrics of ppo: choose other names"):
         ppo.train(config, callbacks=[Logs("kl")], logdir=tmp_path)
 

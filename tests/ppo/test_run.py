@@ -302,7 +302,7 @@ def test_a_run_and_its_products_work_in_folders_with_any_names_even_if_the_curre
     path = path.rename(logdir / "[0]")
     warnings = []
     assert ppo.resume(path, total_steps=96).env_steps == 96
-    assert "returns/episodes" in EventAccumulator(str(path)).Reload().Tags()["tensors"]
+    assert "returns/episodes" in EventAccumulator(str(path)).Reload().Tags()["scalars"]
     assert ppo.train(config, logdir=logdir, init_from=path).evaluation is not None
     assert evaluate_run(Run.open(path), 1, warn=warnings.append).returns.size == 1
     assert ppo.load_policy(path)([0.0, 0.0, 0.0, 0.0]) in (0, 1)
