@@ -197,7 +197,9 @@ def _trackers(arguments: Arguments) -> list[Callback]:
 def _train(arguments: Arguments, config: Config, callbacks: Sequence[Callback]) -> ppo.Result:
     """Trains a new run, or resumes one."""
     if arguments.resume is None:
-        where: dict[str, Any] = {"logdir": arguments.logdir, "name": arguments.config}
+        # A preset for another env than its own does not name the run.
+        own = arguments.config is not None and config.env == preset(arguments.config).env
+        where: dict[str, Any] = {"logdir": arguments.logdir, "name": arguments.config if own else None}
         return ppo.train(config, callbacks=callbacks, init_from=arguments.init_from, **where)
     settings = {name: getattr(config, name) for name in RESUMABLE}
     run = Run.open(arguments.resume, arguments.logdir, trust_modules=arguments.trust_modules)

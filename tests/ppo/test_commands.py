@@ -203,6 +203,28 @@ def run_command(*words, cwd=None):
 
 
 @pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ([], None),
+        (["--config", "cartpole"], "cartpole"),
+        (["--config", "cartpole", "--seed", "3"], "cartpole"),
+        (["--config", "cartpole", "--env", "Acrobot-v1"], None),  # None: the name of the env
+    ],
+)
+def test_a_run_has_the_name_of_a_preset_only_on_the_env_of_the_preset(monkeypatch, words, name):
+    class Called(Exception):
+        pass
+
+    def train(config, **where):
+        raise Called(where["name"])
+
+    monkeypatch.setattr(ppo, "train", train)
+    with pytest.raises(Called) as caught:
+        command("train", words)
+    assert caught.value.args == (name,)
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--config", "cheeta"], "unknown preset 'cheeta'.*Did you mean 'cheetah'"),
