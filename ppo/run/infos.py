@@ -34,5 +34,5 @@ def to_json(values: Iterable[float]) -> list[float | None]:
 
 def shown(metrics: Mapping[str, Any], before: str) -> str:
     """Returns the means of infos in `metrics` as text, with `before` in front of each; "" if there are none."""
-    means = {name.removeprefix(PREFIX): value for name, value in metrics.items() if name.startswith(PREFIX)}
-    return "".join(f"{before}{key} {'...' if mean is None else f'{mean:,.4g}'}" for key, mean in means.items())
+    means = {name: value for name, value in metrics.items() if name.startswith(PREFIX)}
+    return "".join(f"{before}{name} {'...' if mean is None else f'{mean:,.4g}'}" for name, mean in means.items())
