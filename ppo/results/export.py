@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import keyword
@@ -56,7 +57,7 @@ class _Served(tf.Module):
 
     Attributes:
         observations, actions: Space of one observation and of one action.
-        observation_maps, action_maps: Their maps, in the order of their effects.
+        observation_maps, action_maps: What the included wrappers do, in the order of their effects.
         paths, action_paths: Path of each leaf, by the name of its input or output.
         next_state: Name of the output with the next state. ONNX forbids that an output has the name of an input.
         rounded: Names of the inputs that are rounded to float32 before they are normalized.
@@ -256,16 +257,16 @@ def _about_wrappers(run: Run, served: _Served, wrappers: Sequence[Wrapper]) -> s
     """Returns which wrappers the export includes, and which the user must apply."""
     included = [wrapper.name for wrapper in wrappers if served.includes(wrapper)]
     missing = [wrapper.name for wrapper in wrappers if not served.includes(wrapper)]
-    told = [f"the envs of {run.path} have wrappers"]
+    told = [f"the envs of {run.path} have wrappers."]
     if included:
-        told.append(f"The export includes {', '.join(included)}: its values are those of the env inside")
+        told.append(f"The export includes {', '.join(included)}: its inputs and outputs are those of the env inside.")
     if missing:
         told.append(
-            f"The export does not include {', '.join(missing)}, because it can only include Gymnasium's RescaleAction, "
-            "ClipAction and RescaleObservation, if all envs have them and no other wrapper is outside them: apply "
-            "their effects to the inputs and the outputs"
+            f"The export does not include {', '.join(missing)}: apply their effects to its inputs and outputs. An "
+            "export can include Gymnasium's RescaleAction, ClipAction and RescaleObservation, if all envs have them "
+            "and it includes the wrappers outside them."
         )
-    return ". ".join(told)
+    return " ".join(told)
 
 
 def _write(served: _Served, saved: Path, format: Format) -> tuple[Path, Act]:
@@ -348,21 +349,13 @@ def _difference(policy: Policy, served: _Served, act: Act) -> float:
     state = served.agent.initial_state(NUM_TRIALS)
     for step in range(NUM_STEPS):  # consecutive steps, to include a recurrent policy's memory
         batch = _random_observations(served, seed=step)
-        raw = batch
-        for affine in reversed(served.observation_maps):
-            raw = affine.undo(raw)
-        if served.observation_maps:
-            raw = raw.astype(served.observations.dtype)
-            batch = raw
-            for affine in served.observation_maps:
-                batch = affine(batch)
+        raw = functools.reduce(lambda values, affine: affine.undo(values), reversed(served.observation_maps), batch)
         inputs = {name: pick(raw, path) for name, path in served.paths.items()}
         found.append(act({**inputs, **({"state": state} if served.agent.state_size else {})}))
         state = found[-1].get(served.next_state, state)
-        actions = policy(batch)
-        for affine in served.action_maps:
-            actions = np.clip(affine(actions), affine.space.low, affine.space.high)
-        wanted.append(actions)
+        seen = functools.reduce(lambda values, affine: affine(values), served.observation_maps, raw)
+        taken = functools.reduce(lambda values, affine: affine.clipped(values), served.action_maps, policy(seen))
+        wanted.append(taken)
     differences = []
     for name, path in served.action_paths.items():
         before = np.concatenate([pick(actions, path) for actions in wanted])

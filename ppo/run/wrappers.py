@@ -54,9 +54,13 @@ class Affine:
         """Returns the results for a batch, in the dtype of the space."""
         return (values * self.scale + self.offset).astype(self.space.dtype)
 
+    def clipped(self, values: np.ndarray) -> np.ndarray:
+        """Returns the results for a batch, within the bounds of the space."""
+        return np.clip(self(values), self.space.low, self.space.high)
+
     def undo(self, results: np.ndarray) -> np.ndarray:
-        """Returns values with these results."""
-        return (results - self.offset) / self.scale
+        """Returns values with these results, in the dtype of the space."""
+        return ((results - self.offset) / self.scale).astype(self.space.dtype)
 
 
 def describe(env: Any) -> list[dict[str, Any]]:
@@ -203,4 +207,4 @@ def _plain(value: Any) -> Any:
 
 def _from_json(values: Mapping[str, Any]) -> Wrapper:
     inside = {part: space_from_json(space) for part, space in values["inside"].items() if space is not None}
-    return Wrapper(values["name"], values["kwargs"], tuple(values["changes"]), inside)
+    return Wrapper(str(values["name"]), dict(values["kwargs"]), tuple(values["changes"]), inside)
