@@ -19,7 +19,7 @@ from typing import Any
 COMMANDS = {
     "train": "train a policy and save the run in a new folder",
     "evaluate": "score the policy of a run",
-    "visualize": "record videos of a run's deterministic policy",
+    "visualize": "record videos of the policy of a run",
     "plot": "plot the learning curves of one or more runs",
     "export": "export the deterministic policy of a run as a SavedModel, TFLite or ONNX file",
 }

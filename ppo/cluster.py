@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,7 @@ LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """If this variable is "0", processes of Ray listen on the loopback interface alone, as they do by default on macOS."""
 
 STARTS = 2  # attempts to start Ray, which gives up after 30 seconds on a machine with too much to do
+CONNECT_S = 10.0  # seconds in which the head node of a cluster must accept a connection
 MAX_PATH = 36  # characters of Ray's folder; the sockets in it have names of up to 107 characters
 
 REMOVE = """
@@ -87,6 +89,14 @@ def _connected(ray: Any, address: str | None, actors: int, warn: Callable[[str],
             f"--cluster {address} is the address of a Ray client server: run the command on a machine of the cluster, "
             "for example with `ray job submit`, and use --cluster auto"
         )
+    host, _, port = address.rpartition(":")
+    if port.isdecimal():  # Ray would try for minutes
+        try:
+            socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
+        except OSError as error:
+            raise ConfigError(
+                f"cannot join the Ray cluster at {address}: {error}. Check the address, and that its head node runs."
+            ) from error
     try:
         _init(ray, address=address, **quiet)
     except Exception as error:  # Ray raises exceptions of many types

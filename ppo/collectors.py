@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
@@ -15,6 +16,7 @@ from ppo.algorithm.rollout import Collector, LocalCollector
 from ppo.cluster import cluster
 from ppo.config import Config, ConfigError
 from ppo.envs import EnvSource, check_settings, spaces_of, training_envs
+from ppo.run.wrappers import describe_each
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ def collector_for(
     """
     if on_ray is None:
         with training_envs(config, source, evaluated) as envs:
-            yield LocalCollector(config, envs, spaces_of(config, envs))
+            yield _local(config, envs)
         return
     if isinstance(source, gym.vector.VectorEnv):
         raise ConfigError(
@@ -100,4 +102,8 @@ def local_share(
     if registered is not None:
         gym.registry.setdefault(registered.id, registered)
     with training_envs(config, source, own=own, shares=count) as envs:
-        yield LocalCollector(config, envs, spaces_of(config, envs), first=own.start)
+        yield _local(config, envs, first=own.start)
+
+
+def _local(config: Config, envs: Any, *, first: int = 0) -> LocalCollector:
+    return LocalCollector(config, envs, spaces_of(config, envs), wrappers=describe_each(config, envs), first=first)

@@ -29,6 +29,7 @@ from ppo.run.resume import Progress, Saver, start_from
 from ppo.run.scores import Evaluation, Result
 from ppo.run.signals import stop_on_signal
 from ppo.run.status import Collecting, Status, Tally
+from ppo.run.wrappers import agreed
 
 
 def run_training(
@@ -74,7 +75,7 @@ def run_training(
         if resume:
             run.check_spaces(teams)
         else:
-            run.write_spaces(teams, given=envs is not None)
+            run.write_spaces(teams, given=envs is not None, wrappers=agreed(collector.wrappers))
         if origin is not None:
             origin.check_spaces(teams)
         evaluated = envs if eval_envs is None else eval_envs

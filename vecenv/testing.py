@@ -6,6 +6,7 @@ Each rule is a function whose docstring is the sentence that it checks.
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
 from collections.abc import Callable, Iterator
 from copy import deepcopy
@@ -100,6 +101,7 @@ def reset_returns_a_batch_and_infos(envs: VectorEnv, make: Make, max_steps: int)
     observations, infos = envs.reset(seed=SEED)
     _assert_observed(envs, observations)
     _assert_infos(envs, infos)
+    _assert_unconverted(envs, steps=0)
 
 
 def step_returns_five_things(envs: VectorEnv, make: Make, max_steps: int) -> None:
@@ -112,6 +114,7 @@ def step_returns_five_things(envs: VectorEnv, make: Make, max_steps: int) -> Non
         for name, flags in (("terminated", terminated), ("truncated", truncated)):
             _require(flags.shape == (envs.num_envs,) and flags.dtype == np.bool_, f"{name}: {flags!r}")
         _assert_infos(envs, infos)
+    _assert_unconverted(envs, steps=3)
 
 
 def the_same_seed_gives_the_same_episodes(envs: VectorEnv, make: Make, max_steps: int) -> None:
@@ -333,6 +336,30 @@ def _assert_observed(envs: VectorEnv, observations: Any) -> None:
     _require(fault is None, str(fault))
     count = len(_rows(envs, observations))
     _require(count == envs.num_envs, f"{count} observations of {envs.num_envs} envs")
+
+
+def _assert_unconverted(envs: VectorEnv, steps: int) -> None:
+    """Checks what single envs return, whose dtypes a vector env converts. The envs can then be closed, but not used."""
+    of_gymnasium: Any = getattr(envs, "envs", None)
+    apply: Any = getattr(envs, "apply", None)
+    for i in range(envs.num_envs):
+        check = functools.partial(_unconverted_fault, i, steps)
+        try:
+            fault = apply(check, [i])[0] if apply else check(of_gymnasium[i]) if of_gymnasium else None
+        except TypeError:  # there are no single envs
+            return
+        _require(fault is None, str(fault))
+
+
+def _unconverted_fault(index: int, steps: int, env: gym.Env) -> str | None:
+    """Returns why an observation of an env is not in the env's own space, or None. Runs in the env's process."""
+    observation, _ = env.reset(seed=SEED)
+    env.action_space.seed(SEED)
+    for _ in range(steps):
+        observation, _, terminated, truncated, _ = env.step(env.action_space.sample())
+        if terminated or truncated:
+            break
+    return _fault(env.observation_space, observation, "observation", index)
 
 
 def _fault(space: gym.Space, value: Any, name: str, env: int | None = None) -> str | None:

@@ -399,11 +399,20 @@ class PooledVectorEnv(VectorEnv):
         NaN elsewhere, where no info has the key, where a restarted worker cut the episode off, and for a sum or a mean
         that `set_state` continues from a state without it.
         """
-        if not self._has_batch:
-            return {key: np.full(self.num_envs, np.nan) for key in self.info_keys}
-        ended = self.arrays[layout.TERMINATED][self._slot] | self.arrays[layout.TRUNCATED][self._slot]
+        return self._infos_where(self.arrays[layout.TERMINATED][self._slot] | self.arrays[layout.TRUNCATED][self._slot])
+
+    @property
+    def infos_so_far(self) -> dict[str, np.ndarray]:
+        """For each of `info_keys`, float64[N], a copy: the info's value if the newest step ended each env's episode.
+
+        NaN for an env that has not been stepped since a reset, and as in `episode_infos`.
+        """
+        return self._infos_where(self.arrays[layout.EPISODE_LENGTH][self._slot] > 0)
+
+    def _infos_where(self, known: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns the newest values of infos, float64[N]; NaN except where they are `known`, and without a batch."""
         columns = {key: self.arrays[(layout.EPISODE_INFO, key)][self._slot] for key in self.info_keys}
-        return {key: np.where(ended, column, np.nan) for key, column in columns.items()}
+        return {key: np.where(known & self._has_batch, column, np.nan) for key, column in columns.items()}
 
     @property
     def newest_slot(self) -> int:

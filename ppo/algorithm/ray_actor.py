@@ -36,13 +36,14 @@ class Outline:
     """What an actor says of its share.
 
     Attributes:
-        spaces, members: As of `Collector`.
+        spaces, members, wrappers: As of `Collector`.
         rollout_bytes: Memory of a rollout.
         versions: The versions of the packages in its process.
     """
 
     spaces: Mapping[str, tuple[gym.Space, gym.Space]]
     members: Mapping[str, tuple[str, ...]]
+    wrappers: Sequence[Any]
     rollout_bytes: int
     versions: Mapping[str, str]
 
@@ -93,7 +94,7 @@ class Actor:
         """Makes the envs."""
         collector = self._local()
         size = sum(array.nbytes for array in collector.envs.envs.arrays.values()) // collector.envs.num_slabs
-        return Outline(collector.spaces, collector.members, size, versions())
+        return Outline(collector.spaces, collector.members, collector.wrappers, size, versions())
 
     @_portable
     def begin(self, env_steps: int) -> None:

@@ -82,6 +82,7 @@ class RayCollector:
         outlines: list[Outline] = self._all("start", ())
         self._places = self._ray.get(self._pings)
         self.spaces, self.members, own = outlines[0].spaces, outlines[0].members, versions()
+        self.wrappers: Sequence[Any] = [wrappers for outline in outlines for wrappers in outline.wrappers]
         for k, outline in enumerate(outlines):
             names = [name for name in ("python", *PACKAGES) if outline.versions[name] != own[name]]
             if names:

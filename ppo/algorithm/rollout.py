@@ -59,12 +59,14 @@ class Collector(Protocol):
     Attributes:
         spaces: The spaces of each team, in the order of the teams; see `Spaces`.
         members: The names of each team's agents; empty if the env has one agent.
+        wrappers: The wrappers of each env, as JSON values; see `ppo.run.wrappers.describe_each`.
         held_bytes: Memory for rollouts that this process allocates, apart from memory that it shares with workers.
         steps: Env-steps of the current rollout so far, over all envs.
     """
 
     spaces: Spaces
     members: Mapping[str, tuple[str, ...]]
+    wrappers: Sequence[Any]
     held_bytes: int
 
     @property
@@ -105,6 +107,7 @@ class LocalCollector(tf.Module):
         config: The settings of the run.
         envs: The envs to step, as `ppo.envs.training_envs` makes them: all envs of the run, or a share of them.
         spaces: The spaces of each team.
+        wrappers: The wrappers of each env.
         first: The number of the first of these envs in the run.
 
     Attributes:
@@ -112,8 +115,17 @@ class LocalCollector(tf.Module):
         collect_in_graph: The graph function of `collect`.
     """
 
-    def __init__(self, config: Config, envs: Any, spaces: Spaces, *, first: int = 0):
+    def __init__(
+        self,
+        config: Config,
+        envs: Any,
+        spaces: Spaces,
+        *,
+        wrappers: Sequence[Any] = (),
+        first: int = 0,
+    ):
         super().__init__(name="collector")
+        self.wrappers = wrappers
         joint = envs.joint if config.is_multi_agent else envs
         self.envs = InGraphVectorEnv(joint, num_steps=config.num_steps, timeout_s=config.step_timeout_s)
         self.spaces: Spaces = spaces

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import multiprocessing
 import os
@@ -11,7 +12,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -116,9 +117,25 @@ def warn(message: str) -> None:
 def showing(doing: str, episodes: int) -> Iterator[Tally]:
     """Shows the progress of the block on stderr, because stdout holds results; yields the tally that it must update."""
     tally = Tally(episodes, doing)
-    with Display(console_on(sys.stderr)) as display:
+    with stdout_for_results(), Display(console_on(sys.stderr)) as display:
         display.on_status(Status(tally))
         yield tally
+
+
+@contextmanager
+def stdout_for_results() -> Iterator[None]:
+    """Sends what envs, networks and C libraries print in the block to stderr, also from processes started in it."""
+    if sys.stdout is not None:  # its descriptor was closed before Python started
+        sys.stdout.flush()
+    stdout = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        ctypes.CDLL(None).fflush(None)  # what C libraries print, such as MuJoCo's warnings, may still be in a buffer
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 def python() -> str:

@@ -40,6 +40,7 @@ def command(argv: Sequence[str] | None = None) -> int:
     from ppo.results.export import export
 
     which: dict[str, Any] = {"checkpoint": arguments.checkpoint, "group": arguments.group}
-    path, difference = export(run, arguments.outdir, arguments.format, **which, warn=commands.warn)
+    with commands.stdout_for_results():
+        path, difference = export(run, arguments.outdir, arguments.format, **which, warn=commands.warn)
     print(f"{path}: on random observations, its actions differ from the checkpoint's by at most {difference:.2g}")
     return 0

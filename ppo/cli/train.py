@@ -168,7 +168,9 @@ def _train(arguments: Arguments, config: Config, callbacks: Sequence[Callback]) 
         "callbacks": callbacks, "collectors": arguments.collectors, "cluster": arguments.cluster
     }  # fmt: skip
     if arguments.resume is None:
-        how |= {"logdir": arguments.logdir, "name": arguments.config}
+        # A preset for another env than its own does not name the run.
+        own = arguments.config is not None and config.env == preset(arguments.config).env
+        how |= {"logdir": arguments.logdir, "name": arguments.config if own else None}
         return ppo.train(config, init_from=arguments.init_from, **how)
     settings = {name: getattr(config, name) for name in RESUMABLE}
     run = Run.open(arguments.resume, arguments.logdir, trust_modules=arguments.trust_modules)

@@ -15,7 +15,7 @@ from ppo.run.folder import Run
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments(VideoOptions, commands.RunArguments):
-    """Record episodes of the deterministic policy of a run as MP4 or GIF files. Needs no display."""
+    """Record episodes of the policy of a run as MP4 or GIF files. Needs no display."""
 
     outdir: Path = Path("videos")
     """Folder for the files RUN-episode-K.FORMAT. Existing files with the same names are replaced."""
@@ -25,6 +25,9 @@ class Arguments(VideoOptions, commands.RunArguments):
 
     seed: int | None = None
     """Seed of the environment. None: the run's seed."""
+
+    sample: bool = False
+    """Sample the actions as in training, instead of taking the most likely ones."""
 
 
 def command(argv: Sequence[str] | None = None) -> int:
@@ -37,8 +40,8 @@ def command(argv: Sequence[str] | None = None) -> int:
     with commands.showing("recording", arguments.episodes) as tally:
         files, evaluation = record_run(
             run, arguments.outdir, arguments.episodes, checkpoint=arguments.checkpoint, seed=arguments.seed,
-            warn=commands.warn, tally=tally, **vars(options),
+            deterministic=not arguments.sample, warn=commands.warn, tally=tally, **vars(options),
         )  # fmt: skip
     for file, score, length in zip(files, evaluation.returns, evaluation.lengths, strict=True):
-        print(f"{file}: return {score:,.1f} in {length:,} steps (deterministic policy)")
+        print(f"{file}: return {score:,.1f} in {length:,} steps ({evaluation.policy})")
     return 0

@@ -16,6 +16,7 @@ from ppo.envs import EnvSource, distinct, evaluation_envs, spaces_of
 from ppo.model.agent import Agent
 from ppo.model.checks import TrainingDiverged
 from ppo.results.policy import load_agent
+from ppo.run import infos
 from ppo.run.checkpoint import LATEST, number_in
 from ppo.run.folder import Run, Spaces, space_to_json
 from ppo.run.metrics import scored
@@ -111,8 +112,8 @@ def play(
     """Plays episodes in a `ParallelVectorEnv`, or in another vector env of vecenv. The normalizers do not change.
 
     The number of episodes of each env is fixed in advance. Counting the first episodes to finish would bias the score
-    towards short episodes. An episode that is cut off counts with its return so far. Its env plays no further episode.
-    `functions` is the number of different functions that made the envs in turn.
+    towards short episodes. An episode that is cut off counts with its return and its infos so far. Its env plays no
+    further episode. `functions` is the number of different functions that made the envs in turn.
 
     Raises:
         TrainingDiverged: If a reward is not finite.
@@ -123,7 +124,7 @@ def play(
     whole = whole_envs(envs)
     teams: dict[str, Any] = {"": envs} if whole is envs else envs.groups  # type: ignore[union-attr]
     quotas = episodes // whole.num_envs + (np.arange(whole.num_envs) < episodes % whole.num_envs)
-    played: list[list[tuple[float, int, list[float], dict[str, np.ndarray]]]] = [[] for _ in quotas]
+    played: list[list[tuple[float, int, list[float], dict[str, np.ndarray], bool]]] = [[] for _ in quotas]
     left, unfinished = quotas.copy(), 0  # episodes of each env that have not ended; those that never will
     first = _reset(envs, evaluation_seeds(config.seed, whole.num_envs), config.step_timeout_s)
     rng = evaluation_rng(config.seed) if config.sample else None
@@ -138,9 +139,9 @@ def play(
         tally.steps += whole.num_envs
         cut = ~over & (whole.episode_lengths >= limit)
         for i in np.flatnonzero((over | cut) & (left > 0)):
-            infos_of = [values[i] for values in whole.episode_infos.values()]
+            infos_of = [values[i] for values in whole.infos_so_far.values()]
             earned = {name: (side.earned() if cut[i] else side.returns)[i] for name, side in sides.items()}
-            played[i].append((whole.episode_returns[i], whole.episode_lengths[i], infos_of, earned))
+            played[i].append((whole.episode_returns[i], whole.episode_lengths[i], infos_of, earned, cut[i]))
             unfinished += left[i] if cut[i] else 0
             left[i] = 0 if cut[i] else left[i] - 1
             tally.episodes += 1
@@ -152,7 +153,8 @@ def play(
             "stopped, and the episode counts with its return so far. Give the env a time limit: max_episode_steps "
             "when it is registered, or --env-kwargs max_episode_steps=N."
         )
-    totals, lengths, of_infos, returns = zip(*(episode for of_env in played for episode in of_env), strict=True)
+    columns = zip(*(episode for of_env in played for episode in of_env), strict=True)
+    totals, lengths, of_infos, returns, was_cut = columns
     of_agents: dict[str, np.ndarray] = {}
     for team, side in sides.items():
         values, members = np.array([one[team] for one in returns]), side.members
@@ -162,7 +164,10 @@ def play(
     return Evaluation(
         np.array(totals),
         np.array(lengths),
-        dict(zip(whole.info_keys, np.array(of_infos).T, strict=True)),
+        {
+            key: infos.with_absent_flags(values, np.array(was_cut))
+            for key, values in zip(whole.info_keys, np.array(of_infos).T, strict=True)
+        },
         of_agents,
         np.repeat(np.arange(len(played)) % functions, counts),
         not config.sample,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import keyword
 import logging
+import math
 import os
 import re
 import shutil
 import zipfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +24,8 @@ from ppo.graphs import graph_function
 from ppo.model.agent import Agent
 from ppo.results.policy import Policy, load_agent
 from ppo.run.checkpoint import LATEST
-from ppo.run.folder import Run, RunError, is_pattern, part_of, readable
+from ppo.run.folder import Run, RunError, is_pattern, part_of, readable, space_to_json
+from ppo.run.wrappers import Affine, Wrapper, affine_maps, wrappers_of
 from vecenv.spaces import leaves, nest, pick
 
 Format = Literal["savedmodel", "tflite", "onnx"]
@@ -49,22 +52,35 @@ class _Served(tf.Module):
     input "state", `float32[B, S]`, which is zero at the start of an episode. Outputs are the leaves of the action,
     within their bounds, and, for a recurrent policy, the next state. See `_names`.
 
+    The outermost wrappers of the env are included as long as they are affine: observations and actions are then those
+    of the env inside these wrappers.
+
     Attributes:
+        observations, actions: Space of one observation and of one action.
+        observation_maps, action_maps: What the included wrappers do, in the order of their effects.
         paths, action_paths: Path of each leaf, by the name of its input or output.
         next_state: Name of the output with the next state. ONNX forbids that an output has the name of an input.
         rounded: Names of the inputs that are rounded to float32 before they are normalized.
-        metadata: JSON with the names; see `export`.
+        metadata: JSON with the names, the spaces and the wrappers; see `export`.
     """
 
-    def __init__(self, agent: Agent, format: Format):
+    def __init__(self, agent: Agent, format: Format, wrappers: Sequence[Wrapper]):
         super().__init__(name="policy")
         self.agent, self.observations, self.actions = agent, agent.observations.space, agent.action_space
+        of_observations = affine_maps(wrappers, "observations", self.observations)
+        of_actions = affine_maps(wrappers, "actions", self.actions)
+        self.observation_maps, self.action_maps = ([one for _, one in maps] for maps in (of_observations, of_actions))
+        self._included = [wrapper for wrapper, _ in (*of_observations, *of_actions)]
+        if of_observations:
+            self.observations = of_observations[0][0].inside["observations"]
+        if of_actions:
+            self.actions = self.action_maps[-1].space
         read = [path for path, _ in leaves(self.observations) if path not in agent.observations.critic_paths]
         self.action_paths = _names([path for path, _ in leaves(self.actions)], "action", prefixed=True)
         self.paths = _names(read, "observation", taken={*RESERVED, *self.action_paths})
         self.next_state = "next_state" if format == "onnx" else "state"
         shifted = [path for path, _ in agent.observations.shifted if format == "tflite"]
-        self._clip_dtype = tf.float32 if format == "tflite" else None  # TFLite cannot compare float64 numbers
+        self._number = np.dtype(np.float32) if format == "tflite" else None  # TFLite cannot compare float64 numbers
         self.rounded = [name for name, path in self.paths.items() if path in shifted]
         inputs = {name: pick(self.observations, path) for name, path in self.paths.items()}
         specs = [tf.TensorSpec([None, *space.shape], space.dtype, name=name) for name, space in inputs.items()]
@@ -72,7 +88,21 @@ class _Served(tf.Module):
             specs.append(tf.TensorSpec([None, agent.state_size], tf.float32, name="state"))
         self.serve = graph_function(self._serve, input_signature=specs)
         memory = {"input": "state", "output": self.next_state, "size": agent.state_size} if agent.state_size else None
-        self.metadata = json.dumps({"inputs": dict(self.paths), "outputs": dict(self.action_paths), "state": memory})
+        metadata = {
+            "inputs": dict(self.paths),
+            "outputs": dict(self.action_paths),
+            "state": memory,
+            "observation_space": space_to_json(self.observations),
+            "action_space": space_to_json(self.actions),
+            "wrappers": [
+                {"name": one.name, "kwargs": dict(one.kwargs), "included": self.includes(one)} for one in wrappers
+            ],
+        }
+        self.metadata = json.dumps(_without_infinity(metadata), allow_nan=False)
+
+    def includes(self, wrapper: Wrapper) -> bool:
+        """Returns whether this wrapper is included."""
+        return any(wrapper is included for included in self._included)
 
     def _serve(self, *inputs: tf.Tensor) -> dict[str, tf.Tensor]:
         by_path = {
@@ -84,18 +114,42 @@ class _Served(tf.Module):
 
         def read(path: tuple) -> tf.Tensor:
             if path in by_path:
-                return by_path[path]
+                return by_path[path] if not self.observation_maps else self._wrapped(by_path[path])
             unread = pick(self.observations, path)
             return tf.zeros([batch, *unread.shape], unread.dtype)
 
-        actions, state = self.agent.mode(nest(self.observations, read), state)
+        actions, state = self.agent.mode(nest(self.agent.observations.space, read), state)
         outputs = {name: pick(actions, path) for name, path in self.action_paths.items()}
         for name, path in self.action_paths.items():
-            if np.issubdtype((space := pick(self.actions, path)).dtype, np.floating):
-                values = tf.cast(outputs[name], self._clip_dtype or space.dtype)
-                low, high = _inside(space, values.dtype.as_numpy_dtype)
-                outputs[name] = tf.cast(tf.clip_by_value(values, low, high), space.dtype)
+            if np.issubdtype((space := pick(self.agent.action_space, path)).dtype, np.floating):
+                values = self._clipped(outputs[name], space)
+                for affine in self.action_maps:
+                    values = self._clipped(self._mapped(values, affine), affine.space)
+                outputs[name] = tf.cast(values, pick(self.actions, path).dtype)
         return {**outputs, **({self.next_state: state} if self.agent.state_size else {})}
+
+    def _wrapped(self, observations: tf.Tensor) -> tf.Tensor:
+        """Returns what the included wrappers make of the env's observations."""
+        for affine in self.observation_maps:
+            observations = self._mapped(observations, affine)
+        return observations
+
+    def _mapped(self, values: tf.Tensor, affine: Affine) -> tf.Tensor:
+        dtype = self._number or affine.space.dtype
+        return tf.cast(values, dtype) * affine.scale.astype(dtype) + affine.offset.astype(dtype)
+
+    def _clipped(self, values: tf.Tensor, space: spaces.Box) -> tf.Tensor:
+        values = tf.cast(values, self._number or space.dtype)
+        return tf.clip_by_value(values, *_inside(space, values.dtype.as_numpy_dtype))
+
+
+def _without_infinity(values: Any) -> Any:
+    """Returns JSON values with null for infinite numbers, which JSON lacks: bounds that do not exist."""
+    if isinstance(values, dict):
+        return {key: _without_infinity(value) for key, value in values.items()}
+    if isinstance(values, list | tuple):
+        return [_without_infinity(value) for value in values]
+    return None if isinstance(values, float) and not math.isfinite(values) else values
 
 
 def _inside(space: spaces.Box, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -140,13 +194,19 @@ def export(
 ) -> tuple[Path, float]:  # fmt: skip
     """Exports the policy of a run's checkpoint, and compares the two on random observations.
 
+    The export includes the outermost wrappers of the run's envs as long as they are Gymnasium's RescaleAction,
+    ClipAction or RescaleObservation: its observations and actions are then those of the env inside them.
+
     Inputs have the dtypes of the env's observations. TFLite rounds float64 numbers to float32 before normalization, so
     the comparison fails if the policy depends on the lost digits.
 
     The export contains JSON with the names of its inputs and outputs: "inputs" and "outputs" map each name to the list
     of keys that lead to its leaf, and "state" has the "input", the "output" and the "size" of a recurrent policy's
-    memory, or is null. It is `assets.extra/policy.json` in a SavedModel, `policy.json` in a TFLite file opened as a ZIP
-    archive, and the metadata property `policy` of an ONNX model.
+    memory, or is null. "observation_space" and "action_space" describe one observation and one action, with null for
+    bounds that do not exist. "wrappers" are those of the env in training that change observations or actions, innermost
+    first: the "name", the "kwargs", and whether the export has "included" the wrapper. It is `assets.extra/policy.json`
+    in a SavedModel, `policy.json` in a TFLite file opened as a ZIP archive, and the metadata property `policy` of an
+    ONNX model.
 
     Args:
         run: A run folder that `ppo.train` made. `Run.open(path, trust_modules=True)` allows the import of its network.
@@ -154,7 +214,8 @@ def export(
         format: "savedmodel", a folder for TensorFlow; "tflite", a file for LiteRT; or "onnx", a file for ONNX Runtime.
         checkpoint: As for `load_policy`.
         group: As for `load_policy`.
-        warn: Called with a message for each damaged checkpoint, and if TensorFlow cannot load from the file's path.
+        warn: Called with a message for each damaged checkpoint, about the wrappers of the run's envs, and if TensorFlow
+            cannot load from the file's path.
 
     Returns:
         The file or folder, and the largest difference between two actions or, for discrete actions, the fraction of
@@ -166,7 +227,10 @@ def export(
     """
     run, folder = Run.open(run), Path(folder)
     agent = load_agent(run, warn, checkpoint=checkpoint, team=group)
-    served = _Served(agent, format)
+    wrappers = wrappers_of(run)
+    served = _Served(agent, format, wrappers)
+    if wrappers:
+        warn(_about_wrappers(run, served, wrappers))
     suffix = "" if group is None else "-" + group.replace("%", "%25").replace("/", "%2F")
     target = folder / f"{run.path.resolve().name}{suffix}.{format}"
     try:
@@ -187,6 +251,22 @@ def export(
     if format == "savedmodel" and is_pattern(target):
         warn(f"TensorFlow cannot load from {target}, because it takes brackets and backslashes for a pattern: move it")
     return target, difference
+
+
+def _about_wrappers(run: Run, served: _Served, wrappers: Sequence[Wrapper]) -> str:
+    """Returns which wrappers the export includes, and which the user must apply."""
+    included = [wrapper.name for wrapper in wrappers if served.includes(wrapper)]
+    missing = [wrapper.name for wrapper in wrappers if not served.includes(wrapper)]
+    told = [f"the envs of {run.path} have wrappers."]
+    if included:
+        told.append(f"The export includes {', '.join(included)}: its inputs and outputs are those of the env inside.")
+    if missing:
+        told.append(
+            f"The export does not include {', '.join(missing)}: apply their effects to its inputs and outputs. An "
+            "export can include Gymnasium's RescaleAction, ClipAction and RescaleObservation, if all envs have them "
+            "and it includes the wrappers outside them."
+        )
+    return " ".join(told)
 
 
 def _write(served: _Served, saved: Path, format: Format) -> tuple[Path, Act]:
@@ -269,10 +349,13 @@ def _difference(policy: Policy, served: _Served, act: Act) -> float:
     state = served.agent.initial_state(NUM_TRIALS)
     for step in range(NUM_STEPS):  # consecutive steps, to include a recurrent policy's memory
         batch = _random_observations(served, seed=step)
-        inputs = {name: pick(batch, path) for name, path in served.paths.items()}
+        raw = functools.reduce(lambda values, affine: affine.undo(values), reversed(served.observation_maps), batch)
+        inputs = {name: pick(raw, path) for name, path in served.paths.items()}
         found.append(act({**inputs, **({"state": state} if served.agent.state_size else {})}))
         state = found[-1].get(served.next_state, state)
-        wanted.append(policy(batch))
+        seen = functools.reduce(lambda values, affine: affine(values), served.observation_maps, raw)
+        taken = functools.reduce(lambda values, affine: affine.clipped(values), served.action_maps, policy(seen))
+        wanted.append(taken)
     differences = []
     for name, path in served.action_paths.items():
         before = np.concatenate([pick(actions, path) for actions in wanted])
@@ -298,7 +381,8 @@ def _random_observations(served: _Served, seed: int) -> Any:
 
     Numbers that float32 would round have the mean and the standard deviation of the observations in training.
     """
-    space, agent = served.observations, served.agent
+    agent = served.agent
+    space = agent.observations.space
     rng = np.random.default_rng(seed)
 
     def sampled(path: tuple) -> np.ndarray:

@@ -19,6 +19,7 @@ from ppo.model.observations import invalid
 from ppo.run.checkpoint import LATEST, Checkpoints, check_actions, name_of, only_reward_moments
 from ppo.run.folder import Run
 from ppo.run.modules import config_to_load
+from ppo.run.wrappers import named_wrappers
 from vecenv.spaces import can_hold, leaves, nest, pick
 from vecenv.spaces import name_of as name_of_leaf
 
@@ -61,13 +62,16 @@ class Policy:
 
         They are the most likely actions, or sampled as in training if `deterministic` is False.
 
+        In a batch, an action mask may forbid every action: in NEXT_STEP mode, a vector env ignores the action for the
+        last observation of an episode, whose mask is often empty. The action of such a row is arbitrary.
+
         Raises:
             ValueError: If the observations do not fit their space or are not finite, or N changed without a `reset`.
-            NothingAllowed: If an action mask forbids every action.
+            NothingAllowed: If the action mask of a single observation forbids every action.
         """
         batch, single, memory = self._batch(observations)
         seed = None if deterministic else self._rng.integers(2**31, size=2, dtype=np.int32)
-        actions, self.memory = self._agent.act(batch, memory, seed=seed)
+        actions, self.memory = self._agent.act(batch, memory, checked=single, seed=seed)
 
         def bounded(path: tuple) -> Any:
             space, values = pick(self.action_space, path), pick(actions, path)
@@ -100,10 +104,11 @@ class Policy:
 
         Raises:
             ValueError: As for a call, or if an action is not in the action space.
-            NothingAllowed: If an action mask forbids every action.
+            NothingAllowed: If the action mask of a single observation forbids every action.
         """
         batch, single, memory = self._batch(observations)
-        self._agent.check_mask(batch)
+        if single:
+            self._agent.check_mask(batch)
 
         def batched(path: tuple) -> np.ndarray:
             given, dtype = np.asarray(pick(actions, path)), pick(self.action_space, path).dtype
@@ -224,6 +229,14 @@ def load_policy(
         action = policy(observation)
     """
     run = Run.open(run, trust_modules=trust_modules)
+    config = run.read_config()
+    if wrappers := named_wrappers(config):
+        warnings.warn(
+            f"the policy of {run.path} takes the observations and returns the actions of an env with the wrappers "
+            f"{', '.join(wrapper.name for wrapper in wrappers)}: use it with "
+            f"`vecenv.make_single({config.env!r}, wrappers={list(config.wrappers)})`",
+            stacklevel=2,
+        )
     team, returns = run.team(group), RunningMoments((), name="moments")
     learner = {name_of("learner", team): only_reward_moments(returns)}
     agent = load_agent(run, warnings.warn, checkpoint=checkpoint, team=team, **learner)

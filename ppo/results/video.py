@@ -1,4 +1,4 @@
-"""Videos of the deterministic policy as MP4 or GIF files, rendered without a display.
+"""Videos of a policy as MP4 or GIF files, rendered without a display.
 
 The env renders and encodes in a worker process, because Mesa's OpenGL crashes in a process that has loaded TensorFlow.
 Workers import this module but must not load TensorFlow, so only functions that need TensorFlow import it.
@@ -110,10 +110,10 @@ class VideoOptions:
 
 def record_run(
     run: Run | Path | str, folder: Path | str, episodes: int, *, checkpoint: str | int = "latest",
-    seed: int | None = None, envs: EnvSource = None, warn: Callable[[str], None] = print, tally: Tally | None = None,
-    **options: Any,
+    seed: int | None = None, deterministic: bool = True, envs: EnvSource = None, warn: Callable[[str], None] = print,
+    tally: Tally | None = None, **options: Any,
 ) -> tuple[list[Path], Evaluation]:  # fmt: skip
-    """Records episodes of the deterministic policy of a run.
+    """Records episodes of the policy of a run.
 
     Args:
         run: A run folder that `ppo.train` made. `Run.open(path, trust_modules=True)` allows the import of its modules.
@@ -123,6 +123,7 @@ def record_run(
         warn: As for `ppo.evaluate_run`.
         tally: As for `ppo.evaluate_run`.
         seed: Seed of the env; None for the run's seed.
+        deterministic: As for `ppo.evaluate_run`.
         envs: As for `ppo.train`, for a run that was not trained on its config's env. They must have
             render_mode="rgb_array". The functions of a list take turns.
         **options: `format`, `camera`, `size`, `frame_skip` and `seconds`, as in `ppo visualize --help`.
@@ -142,7 +143,7 @@ def record_run(
     how.check()
     _check_encoder()
     # The env of a restarted worker would begin its files again.
-    settings = {"sample": False, "on_worker_death": "raise", **({} if seed is None else {"seed": seed})}
+    settings = {"sample": not deterministic, "on_worker_death": "raise", **({} if seed is None else {"seed": seed})}
     players = load_players(run, envs, episodes, checkpoint, warn, tally, **settings)
     config, makers = players.config, _functions_that_render(players.config, envs, episodes)
     folder = Path(folder).absolute()  # ffmpeg takes the start of a relative path for a flag or a protocol: "-x", "a:b"

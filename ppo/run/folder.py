@@ -73,14 +73,18 @@ class Run:
     def open(cls, path: Run | Path | str, logdir: Path | str = ".", *, trust_modules: bool = False) -> Run:
         """Opens a run folder, given its path or its name in `logdir`. An open run that is trusted stays trusted.
 
-        Raises RunError if there is no such run.
+        Every function and command that reads a run begins here. Raises RunError if there is no such run, or if its
+        folder holds anything but files and folders.
         """
         if isinstance(path, Run):
+            path._check_files()
             return dataclasses.replace(path, trust_modules=trust_modules or path.trust_modules)
         candidates = [Path(path), Path(logdir) / path]
         for candidate in candidates:
             if (candidate / "config.json").is_file():
-                return cls(candidate.absolute(), trust_modules)
+                run = cls(candidate.absolute(), trust_modules)
+                run._check_files()
+                return run
         found = next((candidate for candidate in candidates if candidate.is_dir()), None)
         reason = f"{found} holds no config.json" if found else f"there is no folder {path}"
         raise RunError(f"{reason}, so it is not a run: name a run folder that `ppo train` printed")
@@ -144,9 +148,8 @@ class Run:
     def check_resumable(self, config: Config) -> None:
         """Raises ConfigError if a config changes a setting that a resumed run must keep.
 
-        Raises RunError if the run cannot be read, has no checkpoint, or holds a link, which could redirect a write.
+        Raises RunError if the run cannot be read or has no checkpoint.
         """
-        self._check_files()
         before = self.read_config()
         changed = [name for name in SETTINGS if getattr(before, name) != getattr(config, name)]
         if fixed := [name for name in changed if name not in RESUMABLE]:
@@ -157,19 +160,21 @@ class Run:
         self.check_begun()
 
     def _check_files(self) -> None:
-        """Raises RunError if the folder holds anything but files and folders, because a write must not leave it.
+        """Raises RunError if the folder holds anything but files and folders.
 
-        The folder may come from a stranger. The folder itself may be a link, because the user named it.
+        The folder may come from a stranger. A link could make a read or a write leave it, and a read from a pipe never
+        ends. The folder itself may be a link, because the user named it.
         """
-        root = self.path.resolve()
-        paths = [Path(folder, name) for folder, folders, files in os.walk(root) for name in (*folders, *files)]
-        plain = (stat.S_IFREG, stat.S_IFDIR)
-        if bad := sorted(
-            str(path.relative_to(root)) for path in paths if stat.S_IFMT(path.lstat().st_mode) not in plain
-        ):
+        root, bad = self.path.resolve(), []
+        for folder, folders, files in os.walk(root):
+            for path in (Path(folder, name) for name in (*folders, *files)):
+                with suppress(FileNotFoundError):  # training has just replaced an old checkpoint
+                    if stat.S_IFMT(path.lstat().st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
+                        bad.append(str(path.relative_to(root)))
+        if bad:
             raise RunError(
-                f"{self.path} cannot be resumed, because training writes into it and it holds links or devices: "
-                f"{', '.join(bad)}. If you trust the run, replace each link with what it points to."
+                f"{self.path} is not used, because it holds links or devices: {', '.join(sorted(bad))}. If you trust "
+                "the run, replace each link with what it points to, and remove pipes, sockets and devices."
             )
 
     def write_evaluation(self, values: dict[str, Any]) -> None:
@@ -177,17 +182,22 @@ class Run:
         self.check_exists()
         write_atomically(self.path / "evaluation.json", json.dumps(values) + "\n")
 
-    def write_spaces(self, teams: Mapping[str, Spaces], *, given: bool) -> None:
+    def write_spaces(
+        self, teams: Mapping[str, Spaces], *, given: bool, wrappers: list[dict[str, Any]] | None = None
+    ) -> None:
         """Writes the spaces of each team, so that policies can be used without the env. The team of one agent is "".
 
-        `given` says whether the envs were passed to `ppo.train` instead of being made from `config.env`.
+        `given` says whether the envs were passed to `ppo.train` instead of being made from `config.env`. `wrappers` is
+        the result of `ppo.run.wrappers.describe_all`.
         """
         of_teams = {
             name: {"observation": space_to_json(observed), "action": space_to_json(acted)}
             for name, (observed, acted) in teams.items()
         }
         values = of_teams.get("", {"teams": of_teams})
-        write_atomically(self.path / "spaces.json", json.dumps({**values, "envs_given": given}) + "\n")
+        write_atomically(
+            self.path / "spaces.json", json.dumps({**values, "envs_given": given, "wrappers": wrappers}) + "\n"
+        )
 
     def check_spaces(self, teams: Mapping[str, Spaces]) -> None:
         """Raises ConfigError if envs have other spaces or teams than those that the run was trained on."""
@@ -207,8 +217,13 @@ class Run:
 
     def check_given(self, given: bool) -> None:
         """Raises ConfigError if the run was trained on envs passed to `ppo.train`, and none are passed now."""
-        if not given and self._read_spaces()[1]:
-            raise ConfigError(f"{self.path} was trained on envs passed to ppo.train(config, envs): pass them again")
+        if not given and self._read_spaces()[1]["envs_given"]:
+            raise ConfigError(
+                f"{self.path} was trained on envs passed to ppo.train(config, envs), which no command can make. Pass "
+                "them again in Python: `ppo.resume(run, envs=...)`, `ppo.evaluate_run(run, episodes, envs=...)` or "
+                "`ppo.record_run(run, folder, episodes, envs=...)`. The commands work with runs whose env has a name: "
+                "Config(env='module:function')."
+            )
 
     def team(self, name: str | None = None) -> str:
         """Returns the name of the only team, or the given name. Raises RunError if it names none of several teams."""
@@ -223,8 +238,12 @@ class Run:
         """Returns the spaces of each team. Raises RunError if the file is missing or damaged."""
         return self._read_spaces()[0]
 
-    def _read_spaces(self) -> tuple[dict[str, Spaces], bool]:
-        """Returns the spaces of each team, and whether the envs were passed to `ppo.train`."""
+    def read_wrappers(self) -> list[dict[str, Any]] | None:
+        """Returns the `wrappers` that `write_spaces` wrote."""
+        return self._read_spaces()[1]["wrappers"]
+
+    def _read_spaces(self) -> tuple[dict[str, Spaces], dict[str, Any]]:
+        """Returns the spaces of each team, and the other values of the file."""
         file = self.path / "spaces.json"
         try:
             values = json.loads(file.read_text())
@@ -232,7 +251,7 @@ class Run:
                 name: (space_from_json(one["observation"]), space_from_json(one["action"]))
                 for name, one in values.get("teams", {"": values}).items()
             }
-            return teams, values["envs_given"]
+            return teams, {"envs_given": values["envs_given"], "wrappers": values.get("wrappers")}
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise RunError(f"{file} cannot be read ({reason}). Restore a backup, or start a new run.") from error

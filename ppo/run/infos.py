@@ -17,6 +17,16 @@ def mean_of(values: Iterable[float]) -> float | None:
     return float(np.mean(known)) if known else None
 
 
+def with_absent_flags(values: np.ndarray, cut: np.ndarray) -> np.ndarray:
+    """Returns the values of an info in episodes, where a flag that an episode lacks because it was `cut` off is 0.
+
+    Many envs set a flag such as is_success only at the end of an episode. A mean over the episodes that have it would
+    ignore the failures that never end. An info is a flag if each of its values is 0 or 1.
+    """
+    known = values[~np.isnan(values)]
+    return np.where(cut & np.isnan(values), 0.0, values) if known.size and np.isin(known, (0, 1)).all() else values
+
+
 def to_json(values: Iterable[float]) -> list[float | None]:
     """Returns values for JSON, which has no NaN: None for an episode without the info. NumPy reads None as NaN."""
     return [None if math.isnan(value) else float(value) for value in values]
@@ -24,5 +34,5 @@ def to_json(values: Iterable[float]) -> list[float | None]:
 
 def shown(metrics: Mapping[str, Any], before: str) -> str:
     """Returns the means of infos in `metrics` as text, with `before` in front of each; "" if there are none."""
-    means = {name.removeprefix(PREFIX): value for name, value in metrics.items() if name.startswith(PREFIX)}
-    return "".join(f"{before}{key} {'...' if mean is None else f'{mean:,.4g}'}" for key, mean in means.items())
+    means = {name: value for name, value in metrics.items() if name.startswith(PREFIX)}
+    return "".join(f"{before}{name} {'...' if mean is None else f'{mean:,.4g}'}" for name, mean in means.items())

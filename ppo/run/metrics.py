@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams import summary_v2 as hparams  # its documented home, `api`, also imports Keras
 
 from ppo.config import Config
@@ -233,7 +234,9 @@ class MetricsWriter:
             with self._events.as_default(step=report["env_steps"]):
                 for name, value in plain.items():
                     if value is not None and groups[name] is not None:
-                        tf.summary.scalar(f"{groups[name]}/{name}", value)
+                        # Unlike `tf.summary.scalar`, which writes tensors, this is a scalar for all readers.
+                        scalar = Summary.Value(tag=f"{groups[name]}/{name}", simple_value=value)
+                        tf.summary.experimental.write_raw_pb(Summary(value=[scalar]).SerializeToString())
 
     def close(self) -> None:
         """Flushes and closes both files."""

@@ -23,7 +23,7 @@ import vecenv
 from ppo import Result, Run, evaluate_run
 from ppo.seeds import evaluation_seeds
 from tests.ppo.envs import make_cartpole
-from tests.ppo.runs import QUICKLY_COMPILED, reports, untrained_run
+from tests.ppo.runs import QUICKLY_COMPILED, command, reports, untrained_run
 
 CONFIG = ppo.Config(
     env="CartPole-v1",
@@ -279,8 +279,18 @@ def test_a_callback_that_stops_a_run_finishes_it(tmp_path, capsys, where, steps)
 def test_a_resume_without_the_envs_that_were_passed_says_so_although_their_name_is_no_env(tmp_path):
     space = gym.spaces.Box(-1, 1, (2,))
     run = untrained_run(tmp_path, space, space, given=True, env="given")
-    with pytest.raises(ppo.ConfigError, match="was trained on envs passed to"):
-        ppo.resume(run)
+    remedy = (
+        r"no command can make\. .*ppo\.resume\(run, envs=.*ppo\.evaluate_run.*ppo\.record_run.*env='module:function'"
+    )
+    for again in (
+        lambda: ppo.resume(run),
+        lambda: evaluate_run(run, 1),
+        lambda: command("evaluate", [run.path]),
+        lambda: command("train", ["--resume", run.path]),
+        lambda: ppo.record_run(run, tmp_path / "videos", 1),
+    ):
+        with pytest.raises(ppo.ConfigError, match=f"was trained on envs passed to .*{remedy}"):
+            again()
 
 
 @pytest.mark.slow
@@ -450,9 +460,9 @@ def test_callbacks_log_numbers_of_their_own(tmp_path):
     wanted = [{"one": value, "two": value} for value in (None, 64.0, 128.0, 192.0)]
     assert loggers[0].seen == loggers[1].seen == wanted
     assert [{name: row.get(name) for name in ("one", "two")} for row in reports(path)] == wanted
-    events = EventAccumulator(str(path), size_guidance={"tensors": 0})
+    events = EventAccumulator(str(path), size_guidance={"scalars": 0})
     events.Reload()
-    assert [event.step for event in events.Tensors("custom/one")] == [128, 192, 256]
+    assert [event.step for event in events.Scalars("custom/one")] == [128, 192, 256]
     with pytest.raises(ValueError, match=r"a callback logs \['kl'\], which are metrics of ppo: choose other names"):
         ppo.train(config, callbacks=[Logs("kl")], logdir=tmp_path)
 

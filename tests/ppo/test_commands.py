@@ -73,6 +73,71 @@ def test_evaluate_prints_one_json_object_with_a_fresh_seed_that_reproduces_it(fi
     assert outputs[0]["return_mean"] == outputs[0]["length_mean"] >= 1 and outputs[0]["return_std"] >= 0
 
 
+TALKATIVE = """
+import ctypes, os, gymnasium
+print("import")
+class Talkative(gymnasium.Wrapper):
+    def __init__(self, env):
+        super().__init__(env)
+        print("built")
+    def step(self, action):
+        print("step", flush=True)
+        os.write(1, b"descriptor")
+        ctypes.CDLL(None).printf(b"from C")
+        return self.env.step(action)
+    def close(self):
+        print("closed")
+        self.env.close()
+"""
+
+
+def talkative_run(finished, folder):
+    """Writes the module into the folder, and returns a copy of the run that names its wrapper."""
+    (folder / "talkative.py").write_text(TALKATIVE)
+    copy = shutil.copytree(finished.path, folder / "runs" / "copy")
+    values = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**values, "wrappers": ["talkative:Talkative"]}))
+    return copy
+
+
+def test_what_envs_print_in_this_process_does_not_reach_the_results_on_stdout(tmp_path, finished, monkeypatch, capfd):
+    monkeypatch.syspath_prepend(tmp_path)
+    run = talkative_run(finished, tmp_path)
+    values = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**values, "num_workers": 0}))
+    words = [str(run), "--trust-modules", "--episodes", "2"]
+    assert command("evaluate", [*words, "--json"]) == 0
+    out, err = capfd.readouterr()
+    assert json.loads(out)["episodes"] == 2
+    assert all(word in err for word in ("import", "built", "step", "descriptor", "from C", "closed"))
+    assert command("evaluate", words) == 0
+    assert re.fullmatch(r"deterministic policy: .*\n", capfd.readouterr().out)
+
+
+@pytest.mark.slow
+def test_what_envs_print_in_workers_does_not_reach_the_results_on_stdout(tmp_path, finished):
+    words = [str(talkative_run(finished, tmp_path)), "--trust-modules", "--episodes", "2"]
+    for name, more in (("evaluate", ["--json"]), ("visualize", ["--seconds", "0.1"])):
+        done = run_command("ppo", name, *words, *more, cwd=tmp_path)
+        assert done.returncode == 0 and all(word in done.stderr for word in ("import", "built", "step", "from C"))
+        if name == "evaluate":
+            assert json.loads(done.stdout)["episodes"] == 2
+        else:
+            assert all(": return " in line for line in done.stdout.splitlines())
+
+
+def test_what_a_custom_network_prints_does_not_reach_the_results_of_export(tmp_path, monkeypatch, capfd):
+    def exported(run, *arguments, **options):
+        print("tracing")
+        return Path("out"), 0.0
+
+    monkeypatch.setattr("ppo.results.export.export", exported)
+    (tmp_path / "config.json").touch()
+    assert command("export", [str(tmp_path)]) == 0
+    out, err = capfd.readouterr()
+    assert out.startswith("out: on random observations") and len(out.splitlines()) == 1 and "tracing" in err
+
+
 def test_evaluation_changes_nothing_in_the_run(finished, capsys):
     before = {path: path.read_bytes() for path in finished.path.rglob("*") if path.is_file()}
     command("evaluate", [str(finished.path), "--episodes", "2"])
@@ -135,6 +200,28 @@ class Done(NamedTuple):
 
 def run_command(*words, cwd=None):
     return subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, timeout=120, cwd=cwd)
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ([], None),
+        (["--config", "cartpole"], "cartpole"),
+        (["--config", "cartpole", "--seed", "3"], "cartpole"),
+        (["--config", "cartpole", "--env", "Acrobot-v1"], None),  # None: the name of the env
+    ],
+)
+def test_a_run_has_the_name_of_a_preset_only_on_the_env_of_the_preset(monkeypatch, words, name):
+    class Called(Exception):
+        pass
+
+    def train(config, **where):
+        raise Called(where["name"])
+
+    monkeypatch.setattr(ppo, "train", train)
+    with pytest.raises(Called) as caught:
+        command("train", words)
+    assert caught.value.args == (name,)
 
 
 @pytest.mark.parametrize(

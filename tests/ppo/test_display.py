@@ -57,7 +57,7 @@ def test_a_run_prints_one_line_per_report_evaluation_and_warning():
     first, unknown, line, scores, warning = console.file.getvalue().splitlines()
     assert first == "training CartPole-v1 for 8,192 steps" and "return       ..." in unknown
     assert line.strip() == (
-        "4,096 steps  return     123.5  success 0.25  KL 0.0123  entropy 1.50  rate 3.0e-04  "
+        "4,096 steps  return     123.5  info_success 0.25  KL 0.0123  entropy 1.50  rate 3.0e-04  "
         "1,024 steps/s (collect 3,000, learn 1,500)  0:00:12, 0:00:04 left"
     )
     assert scores.strip() == "4,096 steps  deterministic policy: return 2.0 +- 1.0 over 2 episodes"
@@ -73,7 +73,7 @@ def test_a_terminal_shows_the_same_lines_above_a_bar_with_the_progress_and_the_a
         tell(display)
         with status.doing(Tally(20, episodes=3, steps=1200)):
             shown_until(console, "50%", "evaluating: 3 of 20 episodes, 1,200 steps")
-    for line in ("123.5  success 0.25  KL 0.0123", "return 2.0 +- 1.0", "warning: [odd] :cat: things"):
+    for line in ("123.5  info_success 0.25  KL 0.0123", "return 2.0 +- 1.0", "warning: [odd] :cat: things"):
         assert line in console.file.getvalue()
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 
+import gymnasium as gym
 import imageio.v3 as imageio
 import numpy as np
 import pytest
@@ -46,9 +47,45 @@ def test_an_episode_that_does_not_end_counts_with_its_return_so_far():
         found = play(Players({"": Agent()}, CONFIG, 12, warnings.append), envs, 6)
     assert found.lengths.tolist() == [12, 5, 5, 5]
     assert found.returns.tolist() == [78.0, 15.0, 15.0, 15.0]  # 1 + 2 + ... + 12
-    np.testing.assert_array_equal(found.infos["steps"], [np.nan, 5, 5, 5])
+    assert found.infos["steps"].tolist() == [12, 5, 5, 5]
     (message,) = warnings
     assert message.startswith("3 of 6 episodes did not end: an env whose episode reaches 12 steps")
+
+
+class Wanderer(CountingEnv):
+    """Reports success in each step or, if `late`, only at the end of an episode. Env 1 never ends."""
+
+    def __init__(self, index, late):
+        super().__init__(index, NEVER if index == 1 else 3)
+        self.late = late
+
+    def step(self, action):
+        *results, _ = super().step(action)
+        over = self.steps >= self.length
+        flags = {"is_success": over, "crashed": False, "constant": 7.0} if over or not self.late else {}
+        return *results, {**flags, "distance": 2.0 + self.index}
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("engine", ["serial", "workers", "batched"])
+def test_an_episode_that_does_not_end_is_no_success(late, engine):
+    keys = ["is_success", "is_success:mean", "crashed", "constant", "distance:sum", "nothing"]
+    how = {"autoreset_mode": "SameStep", "info_keys": keys, "infos": False}
+    makes = [functools.partial(Wanderer, i, late) for i in range(2)]
+    batch = vecenv.Batched(
+        lambda num_envs, autoreset_mode: gym.vector.SyncVectorEnv(makes, autoreset_mode=autoreset_mode), 2
+    )
+    with {
+        "serial": lambda: vecenv.SyncVectorEnv(makes, **how),
+        "workers": lambda: vecenv.AsyncVectorEnv(makes, num_workers=1, **how),
+        "batched": lambda: vecenv.SyncVectorEnv(batch, **how),
+    }[engine]() as envs:
+        found = play(Players({"": Agent()}, CONFIG, 12, lambda message: None), envs, 2)
+    summary = found.summary()
+    assert summary["info_is_success"] == 0.5 and summary["info_crashed"] == 0
+    assert summary["info_is_success:mean"] == (0.5 if late else 1 / 6)
+    np.testing.assert_array_equal(found.infos["constant"], [7, np.nan if late else 7])  # it is not a flag
+    assert found.infos["distance:sum"].tolist() == [6, 36] and "info_nothing" not in summary
 
 
 def test_a_limit_does_not_concern_the_episodes_that_end_there():

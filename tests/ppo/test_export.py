@@ -15,9 +15,11 @@ import tensorflow as tf
 from gymnasium import spaces
 
 import ppo
+import vecenv
 from ppo import Run, export
 from ppo.results import export as exports
 from ppo.results.export import ExportError
+from ppo.run.wrappers import describe, describe_all
 from tests.ppo.runs import command, untrained_run, with_reports
 from vecenv.spaces import leaves, nest, pick
 
@@ -97,7 +99,11 @@ def test_inputs_and_outputs_are_named_after_the_spaces(tmp_path):
     assert set(signature.structured_input_signature[1]) == {"a_b", "nothing", "one", "many", "action_mask"}
     assert set(signature.structured_outputs) == {"action"}
     keys = {"a_b": ["a/b"], "nothing": ["nothing"], "one": ["one"], "many": ["many"], "action_mask": ["action_mask"]}
-    assert read_metadata(path) == {"inputs": keys, "outputs": {"action": []}, "state": None}
+    metadata = read_metadata(path)
+    assert metadata == {**metadata, "inputs": keys, "outputs": {"action": []}, "state": None, "wrappers": []}
+    assert metadata["action_space"] == {"type": "MultiDiscrete", "dtype": "int64", "nvec": [2, 3], "start": [0, 0]}
+    members = dict(metadata["observation_space"]["spaces"])
+    assert members["a/b"] == {"type": "Box", "dtype": "float32", "shape": [2, 2], "low": None, "high": None}
 
 
 def test_exported_actions_are_within_bounds_and_equal_the_actions_of_load_policy(tmp_path):
@@ -108,6 +114,146 @@ def test_exported_actions_are_within_bounds_and_equal_the_actions_of_load_policy
     actions = tf.saved_model.load(str(path)).signatures["serving_default"](observation=observations)["action"].numpy()
     assert (actions == action_space.low).any() and (actions == action_space.high).any()  # some actions are clipped
     np.testing.assert_allclose(actions, ppo.load_policy(run.path)(observations), atol=1e-6)
+
+
+class Motors(gym.Env):
+    """Has bounds of every kind: two, one, none."""
+
+    def __init__(self, dtype=np.float32):
+        low, high = np.array([[-3, 0, -np.inf, -np.inf], [5, np.inf, 1, np.inf]], dtype)
+        self.observation_space = spaces.Box(low, high, dtype=dtype)
+        self.action_space = spaces.Box(np.array([-2, 0], dtype), np.array([2, 50], dtype), dtype=dtype)
+
+
+def rescaled_observation(env):
+    low, high = np.array([-1, 2, -np.inf, -np.inf]), np.array([1, np.inf, 7, np.inf])
+    return gym.wrappers.RescaleObservation(env, low, high)
+
+
+def rescaled_action(env):
+    return gym.wrappers.RescaleAction(env, np.float32(-1), np.array([1.0, 3.0]))
+
+
+def doubled(env):
+    return gym.wrappers.TransformAction(env, lambda action: 2 * action, env.action_space)
+
+
+class Noise(gym.Wrapper):
+    """May change everything."""
+
+
+STACKS = {
+    "rescaled": ([rescaled_observation, rescaled_action], 2),
+    "twice": ([rescaled_action, lambda env: gym.wrappers.TimeLimit(env, 9),
+               lambda env: gym.wrappers.RescaleAction(env, -5.0, 5.0),
+               lambda env: gym.wrappers.StickyAction(env, 0.1)], 2),
+    "clipped": ([rescaled_action, gym.wrappers.ClipAction], 2),
+    "affine inside others": ([rescaled_observation, rescaled_action, doubled, gym.wrappers.FlattenObservation], 0),
+    "affine outside others": ([doubled, rescaled_action, gym.wrappers.FlattenObservation, rescaled_observation], 2),
+    "unknown": ([rescaled_action, rescaled_observation, Noise], 0),
+}  # fmt: skip
+"""Wrappers, innermost first, and how many of them an export can include."""
+
+
+QUICK_STACKS = {("rescaled", np.float32), ("affine outside others", np.float64), ("unknown", np.float32)}
+
+
+@pytest.mark.parametrize("format", ONE_FORMAT)
+@pytest.mark.parametrize(
+    ("stack", "dtype"),
+    [
+        pytest.param(*case, marks=() if case in QUICK_STACKS else pytest.mark.slow)
+        for case in itertools.product(STACKS, [np.float32, np.float64])
+    ],
+)
+def test_an_export_includes_the_outermost_affine_wrappers_and_names_the_others(tmp_path, stack, dtype, format):
+    env = Motors(dtype)
+    for wrapper in STACKS[stack][0]:
+        env = wrapper(env)
+    run = untrained_run(tmp_path / "runs", env.observation_space, env.action_space, policy_output_gain=9.0)
+    run.write_spaces({"": (env.observation_space, env.action_space)}, given=True, wrappers=describe(env))
+    messages = []
+    path, _ = export(run, tmp_path / "out", format, warn=messages.append)
+    listed = read_metadata(path)["wrappers"]
+    chain = [env]
+    while isinstance(chain[-1], gym.Wrapper):
+        chain.append(chain[-1].env)
+    concerned = [one for one in chain[-2::-1] if not isinstance(one, gym.wrappers.TimeLimit)]
+    assert [item["name"].rpartition(":")[2] for item in listed] == [type(one).__name__ for one in concerned]
+    included = [one for one, item in zip(concerned, listed, strict=True) if item["included"]]
+    assert len(included) == STACKS[stack][1]
+    raw = np.array([[4.0, 0.5, -2.0, 0.3], [-3.0, 3.0, 0.9, -1.0]], dtype)
+    seen = list(raw)
+    for one in included:
+        if isinstance(one, gym.ObservationWrapper):
+            seen = list(map(one.observation, seen))
+    actions = list(ppo.load_policy(run)(np.array(seen, dtype)))
+    for one in reversed(included):
+        if isinstance(one, gym.ActionWrapper):
+            inside = one.env.action_space
+            actions = [np.clip(one.action(action), inside.low, inside.high) for action in actions]
+    np.testing.assert_allclose(load_export(path)(observation=raw)["action"], actions, rtol=1e-4, atol=1e-5)
+    (message,) = messages
+    missing = len(listed) - len(included)
+    assert ("export includes" in message) == bool(included) and ("does not include" in message) == bool(missing)
+
+
+def test_the_metadata_hold_the_arguments_of_wrappers_and_the_space_of_the_actions(tmp_path):
+    env = rescaled_action(Motors())
+    run = untrained_run(tmp_path / "runs", env.observation_space, env.action_space)
+    run.write_spaces({"": (env.observation_space, env.action_space)}, given=True, wrappers=describe(env))
+    path, _ = export(run, tmp_path / "out", "savedmodel", warn=lambda message: None)
+    metadata = read_metadata(path)
+    kwargs = {"min_action": -1.0, "max_action": [1.0, 3.0]}
+    assert metadata["wrappers"] == [{"name": "RescaleAction", "kwargs": kwargs, "included": True}]
+    bounds = {"low": [-2.0, 0.0], "high": [2.0, 50.0]}
+    assert metadata["action_space"] == {"type": "Box", "dtype": "float32", "shape": [2], **bounds}
+    assert metadata["observation_space"]["low"] == [-3.0, 0.0, None, None]
+
+
+WRAPPED = ('RescaleAction:{"min_action": -1.0, "max_action": 1.0}', 'TimeLimit:{"max_episode_steps": 9}')
+
+
+def test_a_run_records_the_wrappers_of_its_envs(tmp_path):
+    """A policy of Pendulum whose actions are rescaled turns the motor with twice its own actions."""
+    sizes = {"num_envs": 2, "num_steps": 16, "minibatch_size": 16, "total_steps": 32, "num_workers": 1, "epochs": 1}
+    config = ppo.Config(env="Pendulum-v1", wrappers=WRAPPED, eval_episodes=1, policy_output_gain=9.0, **sizes)
+    run = ppo.train(config, logdir=tmp_path, progress=False).path
+    path, _ = export(run, tmp_path / "out", "savedmodel", warn=lambda message: None)
+    with pytest.warns(UserWarning, match=r"an env with the wrappers RescaleAction: use it with `vecenv.make_single"):
+        policy = ppo.load_policy(run)
+    observations = np.array([[1.0, 0.0, 3.0], [0.0, 1.0, -2.0]], np.float32)
+    np.testing.assert_allclose(
+        load_export(path)(observation=observations)["action"], 2 * policy(observations), rtol=1e-5
+    )
+    assert [item["name"] for item in read_metadata(path)["wrappers"]] == ["RescaleAction"]
+
+
+def test_wrappers_that_only_some_envs_have_are_named_and_not_included():
+    makes = [Motors, lambda: rescaled_action(Motors())]
+    with vecenv.SyncVectorEnv(makes, observation_mode="different", clip_actions=True) as envs:
+        found = describe_all(envs)
+    assert [(one["name"], one["inside"]) for one in found] == [("RescaleAction", {})]
+
+
+def test_vector_envs_that_are_stepped_in_one_call_have_no_wrappers():
+    with vecenv.make("HalfCheetah-v5", 2, num_workers=0) as envs:
+        assert describe_all(envs) == []
+
+
+def test_a_run_without_a_record_of_its_wrappers_names_those_of_its_settings(tmp_path):
+    run = untrained_run(tmp_path / "runs", VECTOR, spaces.Box(-1, 1, (2,)), wrappers=[*WRAPPED, "module:Wrapper"])
+    messages = []
+    path, _ = export(run, tmp_path / "out", "savedmodel", warn=messages.append)
+    assert "does not include RescaleAction, module:Wrapper" in messages[0]
+    assert [item["included"] for item in read_metadata(path)["wrappers"]] == [False, False]
+
+
+def test_a_damaged_record_of_wrappers_is_an_error(tmp_path):
+    run = untrained_run(tmp_path / "runs", VECTOR, spaces.Box(-1, 1, (2,)))
+    run.write_spaces({"": (VECTOR, spaces.Box(-1, 1, (2,)))}, given=True, wrappers=[{"name": "RescaleAction"}])
+    with pytest.raises(ppo.RunError, match=r"the wrappers in .*spaces\.json cannot be read"):
+        export(run, tmp_path / "out", "savedmodel")
 
 
 class Linear(tf.Module):

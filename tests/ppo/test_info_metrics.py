@@ -96,9 +96,9 @@ def test_evaluations_hold_the_info_of_each_episode(finished):
 
 
 def test_tensorboard_shows_infos_in_a_group(finished):
-    events = EventAccumulator(str(finished[0].path), size_guidance={"tensors": 0})
+    events = EventAccumulator(str(finished[0].path), size_guidance={"scalars": 0})
     events.Reload()
-    tags = {tag for tag in events.Tags()["tensors"] if tag.startswith("infos/")}
+    tags = {tag for tag in events.Tags()["scalars"] if tag.startswith("infos/")}
     both = ("steps", "steps:sum", "nested/long")
     names = {"info_rare", *(f"{of}_{name}" for of in ("info", "eval_info") for name in both)}
     assert tags == {f"infos/{name}" for name in names}
@@ -184,7 +184,7 @@ def test_evaluate_prints_infos(tmp_path, capsys):
     run = str(untrained_run(tmp_path, *spaces, given=False, **settings).path)
     assert command("evaluate", [run, "--episodes", "2"]) == 0
     # At the last step, the pendulum has fallen, so there is no reward for surviving.
-    assert "2 episodes, reward_survive 0, seed " in capsys.readouterr().out
+    assert "2 episodes, info_reward_survive 0, seed " in capsys.readouterr().out
     assert command("evaluate", [run, "--episodes", "2", "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert summary["info_reward_survive"] == 0 and "info_other" not in summary
@@ -202,4 +202,4 @@ def test_the_display_shows_infos(capsys):
         display.on_report(report)
         display.on_evaluation(128, ppo.Evaluation(np.array([1.0]), np.array([1]), {"a/b": np.array([2.0])}))
     _, line, scores = console.file.getvalue().splitlines()
-    assert "a/b 0.25  none ...  " in line and scores.endswith("over 1 episodes, a/b 2")
+    assert "  info_a/b 0.25  info_none ...  " in line and scores.endswith("over 1 episodes, info_a/b 2")

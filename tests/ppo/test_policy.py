@@ -1,11 +1,13 @@
 """Tests of ppo/results/policy.py: sampled actions, values and log-probabilities of a loaded policy."""
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import tensorflow as tf
 from gymnasium import spaces
 
 import ppo
+import vecenv
 from ppo import Policy, Run
 from ppo.results.policy import load_agent
 from tests.ppo.runs import untrained_run
@@ -88,6 +90,43 @@ def test_a_masked_action_is_not_sampled_and_has_no_probability(load):
     for call in (lambda: policy(nothing, deterministic=False), lambda: policy.log_prob(nothing, 0)):
         with pytest.raises(ppo.NothingAllowed):
             call()
+
+
+class Masked(gym.Env):
+    """Its last observation of an episode has an empty mask, because no action follows it."""
+
+    observation_space = spaces.Dict({"action_mask": spaces.MultiBinary(5), "seen": SEEN})
+    action_space = spaces.MultiDiscrete([2, 3])
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._steps = 0
+        return self._observation(), {}
+
+    def step(self, action):
+        assert action[1] == 2  # the mask allows no other action
+        self._steps += 1
+        return self._observation(), 1.0, self._steps == 3, False, {}
+
+    def _observation(self):
+        mask = [0] * 5 if self._steps == 3 else [1, 1, 0, 0, 1]
+        return {"action_mask": np.array(mask, np.int8), "seen": ONE}
+
+
+@pytest.mark.parametrize("num_envs", [1, 2])
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_policy_plays_in_a_vector_env_whose_ended_rows_have_an_empty_mask(load, num_envs, mode, deterministic):
+    policy, ends = load(Masked.action_space, Masked.observation_space), 0
+    with vecenv.SyncVectorEnv([Masked] * num_envs, autoreset_mode=mode) as envs:
+        observations, _ = envs.reset(seed=0)
+        for _ in range(10):
+            actions = policy(observations, deterministic)
+            assert envs.action_space.contains(actions)
+            assert np.isfinite(policy.log_prob(observations, actions)).all()
+            observations, _, terminated, _, _ = envs.step(actions)
+            ends += terminated.sum()
+    assert ends >= 2 * num_envs
 
 
 def test_equal_seeds_sample_equal_actions(load):

@@ -306,7 +306,7 @@ def test_shares_are_contiguous():
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_ray_listens_on_the_loopback_interface_only():
     addresses = listening(os.getpid())
-    assert addresses and all(address.startswith(("127.", "::1")) for address in addresses), addresses
+    assert addresses and all(address.startswith(("127.", "::1", "::ffff:127.")) for address in addresses), addresses
 
 
 def listening(root: int) -> list[str]:

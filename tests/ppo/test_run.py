@@ -211,6 +211,38 @@ def test_training_with_a_module_in_the_log_folder_is_an_error_at_once(place, fie
     assert not (place / "mark").exists()
 
 
+READ = ["spaces.json", "versions.json", "evaluation.json", "metrics.jsonl", "origin.json", "checkpoints/step_9",
+        "checkpoints/step_000000000000/progress.json", "checkpoints/step_000000000000/actions.npz",
+        "checkpoints/step_000000000000/state.index"]  # fmt: skip
+OTHER_READERS = {
+    "plot": lambda run, trust: command("plot", [str(run)]),
+    "init_from": lambda run, trust: ppo.train(ppo.Config(), init_from=run, logdir=run.parent),
+    "evaluate an open run": lambda run, trust: evaluate_run(Run(run), 1),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+@pytest.mark.parametrize("reader", [*READERS, *OTHER_READERS])
+def test_no_reader_follows_a_link_or_waits_for_a_pipe(place, reader, kind):
+    run, names = place / "runs" / "strange", READ if reader == "load_policy" else READ[:1]
+    for name in names:
+        (run / name).unlink(missing_ok=True)
+        if kind == "pipe":
+            os.mkfifo(run / name)
+        else:
+            (run / name).symlink_to(place / "outside")
+        with pytest.raises(RunError, match=f"links or devices: {name}"):
+            {**READERS, **OTHER_READERS}[reader](run, True)
+        (run / name).unlink()
+
+
+def test_a_run_that_is_training_can_be_opened(place, monkeypatch):
+    """A file can vanish while the folder is being searched, because training replaces checkpoints."""
+    monkeypatch.setattr(os, "walk", lambda root: [(str(root), ["vanished"], ["config.json"])])
+    assert Run.open(place / "runs" / "strange").read_config()
+
+
 @pytest.mark.parametrize("reader", ["resume", "resume()"])
 @pytest.mark.parametrize("kind", ["file", "new file", "folder", "pipe"])
 def test_a_run_folder_from_which_a_write_could_escape_is_not_resumed(place, kind, reader):
@@ -270,7 +302,7 @@ def test_a_run_and_its_products_work_in_folders_with_any_names_even_if_the_curre
     path = path.rename(logdir / "[0]")
     warnings = []
     assert ppo.resume(path, total_steps=96).env_steps == 96
-    assert "returns/episodes" in EventAccumulator(str(path)).Reload().Tags()["tensors"]
+    assert "returns/episodes" in EventAccumulator(str(path)).Reload().Tags()["scalars"]
     assert ppo.train(config, logdir=logdir, init_from=path).evaluation is not None
     assert evaluate_run(Run.open(path), 1, warn=warnings.append).returns.size == 1
     assert ppo.load_policy(path)([0.0, 0.0, 0.0, 0.0]) in (0, 1)

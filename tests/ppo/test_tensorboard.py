@@ -39,7 +39,7 @@ def trained(tmp_path_factory):
     listener = Listener()
     result = ppo.train(CONFIG, envs=Striped, callbacks=[listener], logdir=tmp_path_factory.mktemp("runs"))
     assert not listener.warnings
-    events = EventAccumulator(str(result.path), size_guidance={"tensors": 0})
+    events = EventAccumulator(str(result.path), size_guidance={"scalars": 0, "tensors": 0})
     events.Reload()
     return result.path, listener.report, events
 
@@ -50,9 +50,9 @@ def test_every_metric_has_a_group_and_is_written(trained):
     assert set(METRICS) - set(report) == missing
     grouped = {name: group for name, group in METRICS.items() if group is not None}
     assert set(METRICS) - set(grouped) == {"env_steps"}  # the x-axis
-    written = {tag for tag in events.Tags()["tensors"] if tag.split("/")[0] in grouped.values()}
+    written = {tag for tag in events.Tags()["scalars"] if tag.split("/")[0] in grouped.values()}
     assert written == {f"{group}/{name}" for name, group in grouped.items() if name in report}
-    assert [event.step for event in events.Tensors("kl/kl")] == [32, 64, 96, 128]
+    assert [event.step for event in events.Scalars("kl/kl")] == [32, 64, 96, 128]
 
 
 def test_an_undeclared_metric_is_an_error(tmp_path):

@@ -123,6 +123,12 @@ def test_the_command_prints_the_return_of_each_episode(tmp_path, capsys):
     # The evaluation plays each episode in a separate env, so only its first episode is the same.
     assert f"return {scores.returns[0]:,.1f} in {scores.lengths[0]:,} steps" in printed[0]
     assert len(printed) == 2 and all(os.path.isfile(line.split(": ")[0]) for line in printed)
+    assert all(line.endswith("steps (deterministic policy)") for line in printed)
+    words = [str(run.path), "--outdir", str(tmp_path / "out"), "--episodes", "1", "--sample"]
+    assert command("visualize", words) == 0
+    sampled = evaluate_run(run, 1, seed=0, deterministic=False)
+    assert f"in {sampled.lengths[0]:,} steps (sampled policy)" in capsys.readouterr().out
+    assert sampled.lengths[0] != scores.lengths[0]
 
 
 @pytest.mark.skipif("egl" not in opengl.backends() and "osmesa" not in opengl.backends(), reason="no OpenGL here")

@@ -60,7 +60,7 @@ ROOMS = {
     },
 }
 
-PPO_ROOMS = ("config", "model", "algorithm", "envs", "cluster", "collectors", "run", "results", "trainer", "cli")
+PPO_ROOMS = ("config", "model", "algorithm", "envs", "cluster", "run", "collectors", "results", "trainer", "cli")
 """Rooms of ppo that import only rooms to their left, even for type annotations."""
 
 

@@ -174,6 +174,39 @@ def test_an_observation_outside_its_space_is_reported_with_env_key_entry_and_bou
     assert len(line) < 150
 
 
+class Imprecise(gym.Env):
+    """Returns float64 although its space says float32, in `reset` or only in `step`."""
+
+    observation_space = gym.spaces.Dict(arm=gym.spaces.Box(-1, 1, (2,), np.float32))
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, where):
+        self.where = where
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return {"arm": np.zeros(2, np.float64 if self.where == "reset" else np.float32)}, {}
+
+    def step(self, action):
+        return {"arm": np.zeros(2, np.float64)}, 0.0, False, True, {}
+
+
+@pytest.mark.parametrize("where", ["reset", "step"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        Imprecise,
+        lambda where: vecenv.SyncVectorEnv([lambda: Imprecise(where)] * 3),
+        lambda where: vecenv.AsyncVectorEnv([lambda: Imprecise(where)] * 3, num_workers=1),
+        lambda where: gym.vector.SyncVectorEnv([lambda: Imprecise(where)] * 3),
+    ],
+)
+def test_an_observation_of_another_dtype_is_reported_although_a_vector_env_converts_it(make, where):
+    message = rf"`{where}` returns (?s:.*)observation\['arm'\] of env 0 has dtype float64, but its space says float32"
+    with pytest.raises(RuleBroken, match=message):
+        check_vector_env(lambda: make(where), max_steps=50)
+
+
 def test_a_final_observation_outside_its_space_is_reported_with_env_key_entry_and_bound():
     class Final(Outside):
         def step(self, actions):

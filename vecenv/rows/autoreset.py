@@ -105,10 +105,15 @@ class Episodes:
         self.infos[key][rows, 0] += values
         self.infos[key][rows, 1] += 1
 
-    def info(self, key: str, kind: str, row: int) -> float:
-        """Returns the "sum" or the "mean" of an info over the row's episode so far; NaN if no step had it."""
-        total, count = self.infos[key][row].tolist()
-        return np.nan if not count else total if kind == "sum" else total / count
+    def write_infos(self, columns: Sequence[tuple[str, str, np.ndarray]], rows: Numbers | slice) -> None:
+        """Writes the "sum" or the "mean" of infos over the episodes of these rows so far; NaN where no step had one.
+
+        Order: before `count`, which clears the totals of the episodes that this step ends.
+        """
+        for key, kind, column in columns:
+            totals, counts = self.infos[key][rows].T
+            divisors = counts if kind == "mean" else np.minimum(counts, 1)
+            column[rows] = np.divide(totals, divisors, out=np.full(len(counts), np.nan), where=counts > 0)
 
     def info_totals(self, row: int) -> dict[str, list[float]]:
         """Returns the sum and the count of each info in the row's episode so far."""

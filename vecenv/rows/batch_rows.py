@@ -180,8 +180,9 @@ class BatchRows(Rows):
         elif episodes.autoreset_mode == AutoresetMode.NEXT_STEP:
             began = numbers[episodes.next_step[rows] == BEGINS]
             episodes.next_step[rows] = over  # BEGINS where an episode is over
-        if at.episode_infos:
+        if at.last_infos or at.summed_infos:
             self._write_episode_infos(at, infos, np.setdiff1d(numbers, began), numbers[over])
+            episodes.write_infos(at.summed_infos, rows)
         episodes.count(at.columns, rows, began, ended)
         if self._checks_finite:
             self._check_finite(at, rows, ended)
@@ -233,23 +234,27 @@ class BatchRows(Rows):
     def _write_episode_infos(
         self, at: _BatchSlot, infos: dict[str, Any], stepped: np.ndarray, over: np.ndarray
     ) -> None:
-        """Adds up the selected infos of the rows that were stepped, and writes those of the episodes that ended."""
+        """Adds up the selected infos of the rows that were stepped, and writes the values that need no sum."""
         final = infos.get("final_info") if self._episodes.autoreset_mode == AutoresetMode.SAME_STEP else infos
+        running = np.setdiff1d(stepped, over)
         for key in self._episodes.infos:
-            for source, rows in ((infos, np.setdiff1d(stepped, over)), (final, over)):
+            for source, rows in ((infos, running), (final, over)):
                 if (found := episode_infos.find_rows(source, key, rows)) is not None:
                     self._episodes.add_info(key, *found)
                     continue
                 for row in rows.tolist():
                     if (value := episode_infos.find_in_batch(source, key, row)) is not episode_infos.MISSING:
                         self._episodes.add_info(key, row, self._info_number(key, value, row, self._when(row)))
-        for row in over.tolist():
-            for key, kind, column in at.episode_infos:
-                if kind == "last":
-                    value = episode_infos.find_in_batch(final, key, row)
-                    column[row] = self._info_number(key, value, row, self._when(row))
-                else:
-                    column[row] = self._episodes.info(key, kind, row)
+        for key, column in at.last_infos:
+            if (found := episode_infos.find_rows(infos, key, running)) is not None:
+                column[running] = np.nan
+                column[found[0]] = found[1]
+            else:
+                for row in running.tolist():
+                    column[row] = episode_infos.number_so_far(episode_infos.find_in_batch(infos, key, row))
+            for row in over.tolist():
+                value = episode_infos.find_in_batch(final, key, row)
+                column[row] = self._info_number(key, value, row, self._when(row))
 
     def _when(self, row: int) -> str:
         """Names the step that was just taken, also if its episode is over."""

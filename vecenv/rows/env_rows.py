@@ -104,6 +104,7 @@ class EnvRows(Rows):
             at.terminated[index] = at.truncated[index] = False
         # Plain local lists and names: the loop runs once per env and step.
         next_step, keep_infos, summed = self._episodes.next_step, self._keep_infos, self._episodes.infos
+        last_infos = at.last_infos
         kind: type = float  # of the previous reward
         began: list[int] = []  # rows that this step resets
         ended: list[int] = []  # rows whose episode ends and whose next episode begins, both in this step
@@ -136,6 +137,8 @@ class EnvRows(Rows):
                     for key in summed or ():
                         if (value := episode_infos.find(info, key)) is not episode_infos.MISSING:
                             self._episodes.add_info(key, i, self._info_number(key, value, i))
+                    for key, column in last_infos:
+                        column[i] = episode_infos.number_so_far(episode_infos.find(info, key))
                     if (terminated is not False and terminated is not FALSE) or (
                         truncated is not False and truncated is not FALSE
                     ):
@@ -149,6 +152,7 @@ class EnvRows(Rows):
         except BaseException as error:
             self._blame(error, i, "step")
             raise
+        self._episodes.write_infos(at.summed_infos, index)
         self._episodes.count(at.columns, index, began, ended)
         if self._checks_finite:
             self._guarded(None, "step", self._check_finite, at, index, ended)
@@ -197,11 +201,8 @@ class EnvRows(Rows):
         self, at: _EnvSlot, i: int, observation: Any, info: dict[str, Any], ended: list[int]
     ) -> tuple[Any, dict[str, Any]]:
         """Returns the observation and info of the last step of an episode. With SAME_STEP, resets the env."""
-        for key, kind, column in at.episode_infos:
-            if kind == "last":
-                column[i] = self._info_number(key, episode_infos.find(info, key), i)
-            else:
-                column[i] = self._episodes.info(key, kind, i)
+        for key, column in at.last_infos:
+            column[i] = self._info_number(key, episode_infos.find(info, key), i)
         if self._episodes.autoreset_mode != AutoresetMode.SAME_STEP:
             self._episodes.next_step[i] = BEGINS
             return observation, info

@@ -1,6 +1,7 @@
 """Selected info values of an episode, stored in memory as one float64 per env.
 
-Only the step that ends an episode writes them. In all other rows the memory is undefined.
+Each step of an episode writes the values so far; the last step writes those of the episode. In rows that have not been
+stepped since a reset, the memory is undefined.
 """
 
 from __future__ import annotations
@@ -66,6 +67,14 @@ def find_rows(infos: Any, key: str, rows: np.ndarray) -> tuple[np.ndarray, np.nd
         return None
     present = rows[np.asarray(infos[f"_{key}"], np.bool_)[rows]] if f"_{key}" in infos else rows
     return present, values[present].astype(np.float64)
+
+
+def number_so_far(value: Any) -> float:
+    """Returns a value before the end of an episode as a float; NaN if it is not a number, which only the end needs."""
+    try:
+        return number(value)
+    except TypeError:
+        return np.nan
 
 
 def number(value: Any) -> float:

@@ -27,7 +27,9 @@ class Slot:
         self.views = views
         self.columns = Columns(views[layout.REWARD], views[layout.EPISODE_RETURN], views[layout.EPISODE_LENGTH])
         infos = {str(path[1]): column for path, column in views.items() if path[0] == layout.EPISODE_INFO}
-        self.episode_infos = [(*episode_infos.parse(name), column) for name, column in infos.items()]
+        parsed = [(*episode_infos.parse(name), column) for name, column in infos.items()]
+        self.last_infos = [(key, column) for key, kind, column in parsed if kind == "last"]
+        self.summed_infos = [item for item in parsed if item[1] != "last"]
         exact = {path for path, leaf in tree.leaves(observation_space) if isinstance(leaf, Exact)}
         self.floats = {
             field: [
