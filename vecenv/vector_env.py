@@ -530,11 +530,12 @@ def combine_spaces(spaces: Sequence[EnvSpaces], mode: ObservationMode, name: str
                 f"{name}(..., observation_mode='different' or custom space) however the sub-environment's "
                 f"observation spaces do not share a common shape and dtype. {differs}"
             )
-        if found.action_space != first.action_space:
+        if found.env_action_space != first.env_action_space:
             raise RuntimeError(
-                f"Some environments have an action space different from `{first.action_space}`. In order to batch "
+                f"Some environments have an action space different from `{first.env_action_space}`. In order to batch "
                 "actions, the action spaces from all environments must be equal. "
-                f"The first env that differs is env {env}: {found.action_space}."
+                f"The first env that differs is env {env}: {found.env_action_space}. Wrap the envs so that all accept "
+                "the same actions; gymnasium.wrappers.RescaleAction gives Boxes the same bounds."
             )
     if mode == "same":
         batched = batch_space(single, len(spaces))
