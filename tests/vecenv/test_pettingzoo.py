@@ -25,7 +25,7 @@ from pettingzoo import ParallelEnv
 from pettingzoo.test import parallel_api_test
 from pettingzoo.utils.conversions import aec_to_parallel, turn_based_aec_to_parallel
 
-from tests.helpers import before_each_message
+from tests.helpers import assert_same, before_each_message
 from tests.multi_agent import LeavingEnv, plain_loop
 from vecenv.adapters.pettingzoo import ParallelVectorEnv
 from vecenv.errors import EpisodeOver
@@ -408,6 +408,36 @@ def test_states_restore_rows_and_envs_exactly():
                 for name in mine:
                     np.testing.assert_array_equal(mine[name], theirs[name])
             np.testing.assert_array_equal(one.episode_returns["a"], other.episode_returns["a"])
+
+
+class MasklessEnds(MaskedInfos):
+    """The last step of an agent has no mask."""
+
+    def step(self, actions):
+        *results, terminated, truncated, infos = super().step(actions)
+        for name in infos:
+            if terminated.get(name) or truncated.get(name):
+                del infos[name]["action_mask"]
+        return *results, terminated, truncated, infos
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("steps", [2, 3, 4, 6, 7, 8])
+def test_restored_states_of_agents_include_their_masks_and_the_global_state(mode, steps):
+    def fresh() -> ParallelVectorEnv:
+        return ParallelVectorEnv([MasklessEnds], num_workers=0, info_masks=True, state=True, autoreset_mode=mode)
+
+    with fresh() as one, fresh() as other:
+        actions = {name: np.ones(rows.num_envs, np.int64) for name, rows in one.groups.items()}
+        one.reset(seed=5)
+        for _ in range(steps):
+            one.step(actions)
+        other.reset(seed=6)  # leaves other masks behind
+        other.step(actions)
+        other.set_state(vecenv.state.loads(vecenv.state.dumps(one.get_state())))
+        for _ in range(10):
+            assert_same(one.step(actions), other.step(actions))
+            assert_same(one.valid, other.valid)
 
 
 def test_an_env_without_state_methods_cannot_be_saved():
