@@ -14,10 +14,11 @@ from gymnasium import Space
 from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_differing_spaces, batch_space
+from gymnasium.vector.utils import batch_space
 
+from vecenv import spaces as tree
 from vecenv.batched import Batched
-from vecenv.errors import EpisodeOver, StateError
+from vecenv.errors import EpisodeOver, StateError, UnsupportedSpace
 from vecenv.memory import layout
 from vecenv.memory.actions import ActionWriter
 from vecenv.results import PartialBatch, ResultAssembler, StepResult
@@ -506,7 +507,7 @@ def combine_spaces(spaces: Sequence[EnvSpaces], mode: ObservationMode, name: str
     `AsyncVectorEnv` describes the modes; a pair of spaces may be in either order. Messages call the vector env `name`.
 
     Raises:
-        RuntimeError: If the spaces are incompatible; the message names the first env whose space differs.
+        UnsupportedSpace: If the spaces are incompatible; the message names the first env whose space differs.
     """
     first = previous = spaces[0]
     single, batched = first.observation_space, None
@@ -521,27 +522,25 @@ def combine_spaces(spaces: Sequence[EnvSpaces], mode: ObservationMode, name: str
         differs = f"The first env that differs is env {env}: {found.observation_space} instead of {single}."
         if mode == "same" and found.observation_space != single:
             which = "the" if name == "SyncVectorEnv" else "some of the"  # the wording of Gymnasium's two classes
-            raise RuntimeError(
+            raise UnsupportedSpace(
                 f"{name}(..., observation_mode='same') however {which} sub-environments observation spaces are not "
                 f"equivalent. If this is intentional, use `observation_mode='different'` instead. {differs}"
             )
         if mode != "same" and not _equivalent(found.observation_space, single):
-            raise RuntimeError(
+            raise UnsupportedSpace(
                 f"{name}(..., observation_mode='different' or custom space) however the sub-environment's "
-                f"observation spaces do not share a common shape and dtype. {differs}"
+                f"observation spaces do not share a common shape and dtype. {differs} Wrap the envs so that all return "
+                "observations of the same shapes and dtypes."
             )
         if found.env_action_space != first.env_action_space:
-            raise RuntimeError(
+            raise UnsupportedSpace(
                 f"Some environments have an action space different from `{first.env_action_space}`. In order to batch "
                 "actions, the action spaces from all environments must be equal. "
                 f"The first env that differs is env {env}: {found.env_action_space}. Wrap the envs so that all accept "
                 "the same actions; gymnasium.wrappers.RescaleAction gives Boxes the same bounds."
             )
-    if mode == "same":
-        batched = batch_space(single, len(spaces))
-    elif mode == "different":
-        batched = batch_differing_spaces([env.observation_space for env in spaces])
-    assert batched is not None
+    if batched is None:
+        batched = tree.batched_space([env.observation_space for env in spaces])
     return single, batched, first.action_space
 
 

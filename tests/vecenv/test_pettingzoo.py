@@ -488,6 +488,34 @@ def test_envs_whose_agents_have_another_order_are_an_error(num_workers):
         ParallelVectorEnv([LeavingEnv, Reordered], num_workers=num_workers)
 
 
+class Wide(LeavingEnv):
+    """Observations have other bounds in each env."""
+
+    def observation_space(self, agent):
+        size = 3 if agent[0] == "a" else 2
+        return spaces.Box(-1e3 * (self.index + 1), 1e3 * (self.index + 1), (size,), np.float64)
+
+
+@pytest.mark.parametrize("options", [{}, {"float32_observations": True, "autoreset_mode": "SameStep"}])
+def test_the_bounds_of_observations_may_differ_between_envs(options):
+    makes = [lambda m=m: Wide(m) for m in range(2)]
+    with pytest.raises(RuntimeError, match="observation_mode='different'"):
+        ParallelVectorEnv(makes, num_workers=0)
+    with ParallelVectorEnv(makes, num_workers=2, observation_mode="different", **options) as envs:
+        assert envs.observation_space["a"].high[:, 0].tolist() == [1e3] * 3 + [2e3] * 3
+        assert envs.groups["b"].observation_space.high[:, 1].tolist() == [1e3, 2e3]
+        assert envs.reset(seed=0)[0]["a"].shape == (6, 3)
+
+
+def test_clipped_actions_need_the_same_bounds_in_every_env():
+    class Bounded(LeavingEnv):
+        def action_space(self, agent):
+            return spaces.Box(-1.0 - self.index, 1.0 + self.index, (1,))
+
+    with pytest.raises(RuntimeError, match=r"action space different from .*env 1: .*-2\.0, 2\.0"):
+        ParallelVectorEnv([lambda m=m: Bounded(m) for m in range(2)], num_workers=2, clip_actions=True)
+
+
 def test_a_restored_state_has_no_observations_of_agents_that_are_gone():
     with ParallelVectorEnv([leaving(0)], num_workers=0) as one, ParallelVectorEnv([leaving(0)], num_workers=0) as other:
         actions = {"a": np.zeros(3, np.int64), "b": np.zeros(1, np.int64)}
