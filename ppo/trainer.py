@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import tensorflow as tf
+from gymnasium.vector import VectorEnv
 
 import vecenv
 from ppo.algorithm.ranks import Exchange, RankLost, Ranks
@@ -15,13 +16,13 @@ from ppo.algorithm.rollout import Collected, Collector
 from ppo.algorithm.teams import Team, team_of_envs, team_of_group
 from ppo.callbacks import Callbacks
 from ppo.config import Config, ConfigError
-from ppo.envs import EnvSource, evaluation_envs, mask_warning, spaces_of, training_envs
+from ppo.envs import EnvSource, distinct, evaluation_envs, mask_warning, spaces_of, training_envs
 from ppo.footprint import check_mappings, check_memory
 from ppo.graphs import graph_function
 from ppo.model.agent import Agent
 from ppo.model.checks import check_losses, check_rollout
 from ppo.model.distributions import scale_warning
-from ppo.results.evaluation import Players, evaluate, limit_of
+from ppo.results.evaluation import Players, evaluate, limit_of, reset
 from ppo.results.policy import Policy
 from ppo.run.checkpoint import name_of, recorded_actions
 from ppo.run.folder import Run
@@ -122,19 +123,28 @@ def _live(team: Team) -> Policy:
 
 
 def _check_evaluation(config: Config, run: Run, source: EnvSource, warn: Callable[[str], None]) -> None:
-    """Builds an evaluation env and closes it, so that a mistake in its settings ends the run before training.
+    """Builds and resets an evaluation env of each function, so that a mistake ends the run before training.
 
-    Warns if its infos hold an action mask that no policy would see.
+    Warns if infos hold an action mask that no policy would see. A vector env passed by the user is not reset.
 
     Raises:
-        ConfigError: If the spaces of the env differ from those of the training envs.
-        Exception: Whatever the env raises, with a note that names `eval_env_kwargs`.
+        ConfigError: If the spaces of an env differ from those of the training envs.
+        Exception: Whatever an env raises, with a note that names `eval_env_kwargs`.
     """
+    count, infos, warning = max(1, len(distinct(source))), None, None
     try:
-        with evaluation_envs(config, source, 1, infos=True) as envs:
+        with evaluation_envs(config, source, count, infos=True) as envs:
             run.check_spaces(spaces_of(config, envs))
-            if (warning := mask_warning(config, source, envs)) is not None:
-                warn(warning)
+            if isinstance(source, VectorEnv):
+                return
+            with suppress(Exception):  # it may be about infos, which evaluations discard
+                _, infos = reset(envs, config.seed, config.step_timeout_s)
+                warning = mask_warning(config, envs, infos)
+        if warning is not None:
+            warn(warning)
+        if infos is None:
+            with evaluation_envs(config, source, count) as envs:
+                reset(envs, config.seed, config.step_timeout_s)
     except Exception as error:
         kwargs = f", with eval_env_kwargs={dict(config.eval_env_kwargs)}" if config.eval_env_kwargs else ""
         error.add_note(f"This error is about an evaluation env, which is built once before training{kwargs}.")
@@ -165,11 +175,11 @@ class Trainer:
         joint = vector.joint if config.is_multi_agent else vector
         self.envs = InGraphVectorEnv(joint, num_steps=config.num_steps, timeout_s=config.step_timeout_s)
         self.teams: list[Team]
+        spaces = run.read_spaces() if resume else spaces_of(config, vector)  # the bounds of observations may differ
         if config.is_multi_agent:
-            self.teams = [team_of_group(config, self.envs, group) for group in vector.groups.values()]
+            self.teams = [team_of_group(config, self.envs, vector.groups[name], spaces[name]) for name in spaces]
         else:
-            (spaces,) = spaces_of(config, vector).values()
-            self.teams = [team_of_envs(config.share(ranks.count), self.envs, spaces, total, own)]
+            self.teams = [team_of_envs(config.share(ranks.count), self.envs, spaces[""], total, own)]
         acting = [(team.name, team.actor, team.view) for team in self.teams]
         self.collector = Collector(self.envs, acting, total=total, own=own)
         self.agent, self.learner = self.teams[0].agent, self.teams[0].learner

@@ -66,17 +66,18 @@ def team_of_envs(
     return Team("", (), agent, _actor_of(agent), Learner(config, agent, view, total=total, own=own), view)
 
 
-def team_of_group(config: Config, envs: InGraphVectorEnv, group: Group) -> Team:
+def team_of_group(config: Config, envs: InGraphVectorEnv, group: Group, spaces: tuple[gym.Space, gym.Space]) -> Team:
     """Returns the team of a group of agents.
 
     Args:
         config: The settings of the run.
         envs: The envs that all teams share.
         group: A `vecenv.adapters.pettingzoo.AgentRows`.
+        spaces: The observation space and the action space of one agent.
     """
     members = tuple(map(str, group.group.agents))
     config, view = config.of_team(len(members)), GroupView(envs, group)
-    agent = Agent(config, group.single_observation_space, group.env_action_space)
+    agent = Agent(config, *spaces)
     return Team(group.group.name, members, agent, _actor_of(agent), Learner(config, agent, view), view)
 
 

@@ -163,7 +163,10 @@ def parts_of_group(config, make, name, **options):
         [make] * num_envs, num_workers=0, autoreset_mode="SameStep", num_slots=slots_for(config.num_steps), **options
     )
     envs = InGraphVectorEnv(vector.joint, num_steps=config.num_steps)
-    teams = [team_of_group(config, envs, group) for group in vector.groups.values()]
+    teams = [
+        team_of_group(config, envs, group, (group.single_observation_space, group.env_action_space))
+        for group in vector.groups.values()
+    ]
     policies = [(team.name, team.actor, team.view) for team in teams]
     collector = Collector(envs, policies, total=num_envs, own=slice(0, num_envs))
     number = [team.name for team in teams].index(name)
