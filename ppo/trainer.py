@@ -22,6 +22,7 @@ from ppo.graphs import graph_function
 from ppo.model.agent import Agent
 from ppo.model.checks import check_losses, check_rollout
 from ppo.model.distributions import scale_warning
+from ppo.model.observations import image_warnings
 from ppo.results.evaluation import Players, evaluate, limit_of, reset
 from ppo.results.policy import Policy
 from ppo.run.checkpoint import name_of, recorded_actions
@@ -80,10 +81,11 @@ def run_training(
         else:
             check_memory(share, vector)
         transform, log_std = config.action_transform, config.initial_log_std
-        for _, acted in teams.values():
+        for observed, acted in () if resume else teams.values():
             warning = scale_warning(acted, transform=transform, initial_log_std=log_std)
-            if warning is not None and not resume:
-                callback.on_warning(warning)
+            images = image_warnings(observed, config.cnn) if config.network is None else []
+            for message in ([] if warning is None else [warning]) + images:
+                callback.on_warning(message)
         if resume:
             run.check_spaces(teams)
         else:
