@@ -22,7 +22,7 @@ from vecenv.errors import EpisodeOver, StateError, UnsupportedSpace
 from vecenv.memory import layout
 from vecenv.memory.actions import ActionWriter
 from vecenv.results import PartialBatch, ResultAssembler, StepResult
-from vecenv.rows.arguments import Seeds, per_env, seed_of_each, split_reset_mask
+from vecenv.rows.arguments import Seeds, check_equal, per_env, seed_of_each, split_reset_mask
 from vecenv.rows.infos import add_info
 from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, EnvSpaces, ResetCommand, RowsOptions, StepObjects, combined
 from vecenv.spaces import Path
@@ -313,9 +313,14 @@ class PooledVectorEnv(VectorEnv):
         return self.call(name)
 
     def set_attr(self, name: str, values: Any) -> None:
-        """Sets the attribute `name`. A list or tuple holds one value per env; any other value is for all envs."""
+        """Sets the attribute `name`. A list or tuple holds one value per env; any other value is for all envs.
+
+        With a `Batched`, all values must be equal, and otherwise raise ValueError.
+        """
         self._assert_open()
         values = per_env(values, self.num_envs)
+        if isinstance(self.env_fns, Batched):  # here, because a worker sees only the values of its own envs
+            check_equal(name, values)
         self._assert_idle("set_attr")
         self._run(Kind.SET_ATTR, [SetAttrCommand(name, values[run.rows]) for run in self._pool.ranges])
 
