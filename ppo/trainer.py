@@ -23,7 +23,7 @@ from ppo.model.agent import Agent
 from ppo.model.checks import check_losses, check_rollout
 from ppo.model.distributions import scale_warning
 from ppo.model.observations import image_warnings
-from ppo.results.evaluation import Players, evaluate, limit_of, reset
+from ppo.results.evaluation import Players, evaluate, limit_of, reset_envs
 from ppo.results.policy import Policy
 from ppo.run.checkpoint import name_of, recorded_actions
 from ppo.run.folder import Run
@@ -140,13 +140,13 @@ def _check_evaluation(config: Config, run: Run, source: EnvSource, warn: Callabl
             if isinstance(source, VectorEnv):
                 return
             with suppress(Exception):  # it may be about infos, which evaluations discard
-                _, infos = reset(envs, config.seed, config.step_timeout_s)
+                _, infos = reset_envs(envs, config.seed, config.step_timeout_s)
                 warning = mask_warning(config, envs, infos)
         if warning is not None:
             warn(warning)
         if infos is None:
             with evaluation_envs(config, source, count) as envs:
-                reset(envs, config.seed, config.step_timeout_s)
+                reset_envs(envs, config.seed, config.step_timeout_s)
     except Exception as error:
         kwargs = f", with eval_env_kwargs={dict(config.eval_env_kwargs)}" if config.eval_env_kwargs else ""
         error.add_note(f"This error is about an evaluation env, which is built once before training{kwargs}.")

@@ -125,7 +125,7 @@ def play(
     quotas = episodes // whole.num_envs + (np.arange(whole.num_envs) < episodes % whole.num_envs)
     played: list[list[tuple[float, int, list[float], dict[str, np.ndarray]]]] = [[] for _ in quotas]
     left, unfinished = quotas.copy(), 0  # episodes of each env that have not ended; those that never will
-    first, _ = reset(envs, config.seed, config.step_timeout_s)
+    first, _ = reset_envs(envs, config.seed, config.step_timeout_s)
     rng = evaluation_rng(config.seed) if config.sample else None
     sides = {}
     for name, rows in teams.items():
@@ -205,7 +205,7 @@ def whole_envs(envs: Any) -> AsyncVectorEnv | SyncVectorEnv:
     return getattr(envs, "joint", envs)
 
 
-def reset(envs: Any, seed: int, timeout_s: float | None) -> tuple[dict[str, Any], Any]:
+def reset_envs(envs: Any, seed: int, timeout_s: float | None) -> tuple[dict[str, Any], Any]:
     """Resets evaluation envs; returns the observations of each team, and the infos."""
     whole = whole_envs(envs)
     seeds = evaluation_seeds(seed, whole.num_envs)
