@@ -169,7 +169,7 @@ class SubprocVecEnv(VecEnvAdapter):
     """A drop-in replacement for `stable_baselines3.common.vec_env.SubprocVecEnv`.
 
     Args:
-        env_fns: One function per env, each returning a new env.
+        env_fns: One function per env, each returning a new env. As in SB3, the bounds of observations may differ.
         start_method: The argument `context` of `AsyncVectorEnv`.
         **vector_kwargs: Further arguments of `AsyncVectorEnv`, such as `num_workers`.
 
@@ -183,5 +183,5 @@ class SubprocVecEnv(VecEnvAdapter):
     """
 
     def __init__(self, env_fns: Sequence[Callable[[], gym.Env]], start_method: str | None = None, **vector_kwargs: Any):
-        vector_kwargs = {"context": start_method, **vector_kwargs, "autoreset_mode": AutoresetMode.SAME_STEP}
-        super().__init__(AsyncVectorEnv(env_fns, **vector_kwargs))
+        how: dict[str, Any] = {"context": start_method, "observation_mode": "different", **vector_kwargs}
+        super().__init__(AsyncVectorEnv(env_fns, **{**how, "autoreset_mode": AutoresetMode.SAME_STEP}))
