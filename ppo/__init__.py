@@ -80,9 +80,9 @@ def train(
     Args:
         config: All settings. `ppo.preset(name)` returns a tuned config; change it with `dataclasses.replace`.
         envs: What to train on instead of `config.env`: a function that makes an env, a list of `config.num_envs`
-            such functions, or a vector env built with `**ppo.vector_options(config)`. A vector env also evaluates the
-            final policy, and the caller closes it. The stored `env` is `name` or the function's name, unless
-            `config.env` is an unregistered name without a colon.
+            such functions, or a vector env built with `**ppo.vector_options(config)`. The envs may differ only in the
+            bounds of their observations. A vector env also evaluates the final policy, and the caller closes it. The
+            stored `env` is `name` or the function's name, unless `config.env` is an unregistered name without a colon.
         eval_envs: What evaluations and videos use instead of `envs`, in one of the same forms: for example separate
             envs for a vector env that trains. A vector env may have any number of envs, and records no videos.
         callbacks: Called after updates, evaluations and checkpoints, and at the end.

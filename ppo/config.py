@@ -47,7 +47,7 @@ _OF_MAKE = {"backend", "num_envs", "num_workers", "vector_kwargs", "wrappers"}  
 _PETTINGZOO = "pettingzoo:"
 """Prefix of the name of an environment with several agents."""
 
-_NORMALIZERS = {"NormalizeObservation": "normalize_observations", "NormalizeReward": "normalize_rewards"}
+NORMALIZERS = {"NormalizeObservation": "normalize_observations", "NormalizeReward": "normalize_rewards"}
 """Gymnasium's wrappers that keep statistics of their own, and the settings that replace them."""
 
 _NOT_FOR_AGENTS = ("wrappers", "info_metrics")
@@ -238,11 +238,8 @@ class Config:
                 named = vecenv.NamedWrapper(wrapper)
             except ValueError as error:
                 raise ConfigError(f"wrappers: {error}") from error
-            if named.module.startswith("gymnasium.") and named.name in _NORMALIZERS:
-                raise ConfigError(
-                    f"wrappers: {named.name} begins with new statistics in each evaluation, video and resumed run: "
-                    f"omit it, and use {_NORMALIZERS[named.name]}, whose statistics are part of the run"
-                )
+            if named.module.startswith("gymnasium.") and named.name in NORMALIZERS:
+                raise normalizer_error("wrappers", named.name)
 
     def _check_agents(self) -> None:
         """Checks the settings for environments with several agents."""
@@ -339,6 +336,14 @@ SETTINGS: dict[str, Setting] = {
 
 RESUMABLE = tuple(name for name, setting in SETTINGS.items() if setting.resumable)
 """The settings that a resumed run may change."""
+
+
+def normalizer_error(where: str, wrapper: str) -> ConfigError:
+    """Returns the error for envs with one of the wrappers in `NORMALIZERS`."""
+    return ConfigError(
+        f"{where}: {wrapper} begins with new statistics in each evaluation, video and resumed run: omit it, and use "
+        f"{NORMALIZERS[wrapper]}, whose statistics are part of the run"
+    )
 
 
 def accepts_none(name: str) -> bool:

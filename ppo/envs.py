@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space
 
 import vecenv
-from ppo.config import Config, ConfigError
-from ppo.seeds import evaluation_seeds
-from vecenv.spaces import leaves
+from ppo.config import NORMALIZERS, Config, ConfigError, normalizer_error
+from vecenv.spaces import enclosing, leaves, name_of, pick
 from vecenv.wrappers import ACTION_MASK, ActionMaskObservation
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ def evaluation_options(config: Config) -> dict[str, Any]:
     return {
         "autoreset_mode": AutoresetMode.SAME_STEP,
         "num_slots": 2,
+        "observation_mode": "different",  # the networks do not depend on the bounds of observations
         "clip_actions": True,
         "finite_observations": True,
         "infos": False,
@@ -194,21 +195,12 @@ def evaluation_envs(
     return _envs(evaluation_config(config), source, num_envs, options, trains=False)
 
 
-def mask_warning(config: Config, source: EnvSource, envs: Any) -> str | None:
-    """Returns a warning if a reset of `evaluation_envs` with infos returns an action mask that no policy would see.
-
-    A vector env passed by the user is not reset.
-    """
+def mask_warning(config: Config, envs: Any, infos: dict[str, Any]) -> str | None:
+    """Returns a warning if the infos of a reset hold an action mask that no policy would see."""
     acted, seen = envs.single_action_space, envs.single_observation_space
     discrete = any(isinstance(leaf, gym.spaces.Discrete | gym.spaces.MultiDiscrete) for _, leaf in leaves(acted))
     masked = any(path[:1] == (ACTION_MASK,) for path, _ in leaves(seen))
-    if config.is_multi_agent or isinstance(source, gym.vector.VectorEnv) or masked or not discrete:
-        return None
-    try:
-        envs.reset_async(seed=evaluation_seeds(config.seed, envs.num_envs))
-        if ACTION_MASK not in envs.reset_wait(config.step_timeout_s)[1]:
-            return None
-    except Exception:  # training raises it, too, unless it is about infos, which training discards
+    if config.is_multi_agent or masked or not discrete or ACTION_MASK not in infos:
         return None
     return (
         'infos hold an action mask under "action_mask", which the policy does not see, so it will take masked actions: '
@@ -224,9 +216,43 @@ def distinct(source: EnvSource) -> list[EnvFn]:
 
 
 def spaces_of(config: Config, envs: Any) -> dict[str, tuple[gym.Space, gym.Space]]:
-    """Returns the spaces of one agent of each team, with the actions' bounds. The team of a single agent is ""."""
+    """Returns the spaces of one agent of each team, with the actions' bounds. The team of a single agent is "".
+
+    The bounds of observations include those of all envs.
+
+    Raises:
+        ConfigError: If the observation spaces of the envs differ in anything else, or wrappers normalize with
+            statistics of their own.
+    """
+    if not config.is_multi_agent and not isinstance(envs.env_fns, vecenv.Batched):
+        for i, found in enumerate(envs.apply(_normalizers_of)):
+            if found:
+                raise normalizer_error(f"the wrappers of env {i}", found[0])
     teams = envs.groups if config.is_multi_agent else {"": envs}
-    return {name: (rows.single_observation_space, rows.env_action_space) for name, rows in teams.items()}
+    return {name: (_observation_space(rows), rows.env_action_space) for name, rows in teams.items()}
+
+
+def _observation_space(rows: Any) -> gym.Space:
+    space, batched = rows.single_observation_space, rows.observation_space
+    for path, leaf in leaves(space):
+        found = pick(batched, path)
+        if not isinstance(leaf, gym.spaces.Box) and found != batch_space(leaf, rows.num_envs):
+            raise ConfigError(
+                f"{name_of('the observation space', path)} must be the same in all envs, but in a batch it is {found}: "
+                "wrap the envs so that it is"
+            )
+    return enclosing(space, batched)
+
+
+def _normalizers_of(env: Any) -> list[str]:
+    """Returns the wrappers of an env that update statistics of their own. It is called in the env's process."""
+    found = []
+    while isinstance(env, gym.Wrapper):
+        for name in NORMALIZERS:
+            if isinstance(env, getattr(gym.wrappers, name)) and env.update_running_mean:
+                found.append(name)
+        env = env.env
+    return found
 
 
 def sentence_of(error: Exception) -> str:

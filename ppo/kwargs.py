@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
+import numpy as np
+
 PYTHONS = {"True": True, "False": False, "None": None}
 """Python's spellings of true, false and null. Without these, "False" would be a string, which counts as true."""
 
@@ -13,7 +15,7 @@ PYTHONS = {"True": True, "False": False, "None": None}
 class Kwargs(dict[str, Any]):
     """Keyword arguments that JSON can represent, as an immutable, hashable dict.
 
-    Values are stored as JSON returns them: a tuple becomes a list.
+    Values are stored as JSON returns them: a tuple becomes a list, and a NumPy number a Python number.
 
     Raises:
         ValueError: If a key is not a string, or JSON cannot represent a value. The message names the key.
@@ -25,9 +27,12 @@ class Kwargs(dict[str, Any]):
             if not isinstance(key, str):
                 raise ValueError(f"the key {key!r} is not a string")
             try:
-                given[key] = json.loads(json.dumps(value))
+                given[key] = json.loads(json.dumps(value, default=_python_number))
             except (TypeError, ValueError) as error:
-                raise ValueError(f"JSON cannot represent the value of {key!r}, {value!r} ({error})") from error
+                raise ValueError(
+                    f"JSON cannot represent the value of {key!r}, {value!r} ({error}): use numbers, strings, lists and "
+                    "dicts"
+                ) from error
         super().__init__(given)
 
     def __hash__(self) -> int:  # type: ignore[override]
@@ -66,6 +71,13 @@ def from_words(words: Sequence[str]) -> Kwargs:
 def to_words(kwargs: Mapping[str, Any]) -> list[str]:
     """Returns words that `from_words` parses into equal arguments."""
     return [json.dumps(kwargs)] if kwargs else []
+
+
+def _python_number(value: Any) -> Any:
+    """Returns a NumPy number as a Python number, for values that JSON does not know."""
+    if isinstance(value, np.generic | np.ndarray) and value.ndim == 0 and value.dtype.kind in "biuf":
+        return value.item()
+    raise TypeError(f"{type(value).__name__} has no form in JSON")
 
 
 def _json(text: str) -> Any:

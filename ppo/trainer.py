@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import tensorflow as tf
+from gymnasium.vector import VectorEnv
 
 import vecenv
 from ppo.algorithm.rollout import Collected, Collector, Rollouts
@@ -14,13 +15,14 @@ from ppo.algorithm.teams import Team, config_of, team_of
 from ppo.callbacks import Callbacks
 from ppo.collectors import OnRay, collector_for
 from ppo.config import Config
-from ppo.envs import EnvSource, evaluation_envs, mask_warning, spaces_of
+from ppo.envs import EnvSource, distinct, evaluation_envs, mask_warning, spaces_of
 from ppo.footprint import check_mappings, check_memory
 from ppo.graphs import graph_function
 from ppo.model.agent import Agent
 from ppo.model.checks import check_losses, check_rollout
 from ppo.model.distributions import scale_warning
-from ppo.results.evaluation import Players, evaluate, limit_of
+from ppo.model.observations import image_warnings
+from ppo.results.evaluation import Players, evaluate, limit_of, reset_envs
 from ppo.results.policy import Policy
 from ppo.run.checkpoint import name_of, recorded_actions
 from ppo.run.folder import Run
@@ -68,10 +70,11 @@ def run_training(
         for name, spaces in teams.items():
             check_memory(config_of(config, collector.members[name]), spaces, held_bytes=collector.held_bytes)
         transform, log_std = config.action_transform, config.initial_log_std
-        for _, acted in teams.values():
+        for observed, acted in () if resume else teams.values():
             warning = scale_warning(acted, transform=transform, initial_log_std=log_std)
-            if warning is not None and not resume:
-                callback.on_warning(warning)
+            images = image_warnings(observed, config.cnn) if config.network is None else []
+            for message in ([] if warning is None else [warning]) + images:
+                callback.on_warning(message)
         if resume:
             run.check_spaces(teams)
         else:
@@ -109,19 +112,28 @@ def _live(team: Team) -> Policy:
 
 
 def _check_evaluation(config: Config, run: Run, source: EnvSource, warn: Callable[[str], None]) -> None:
-    """Builds an evaluation env and closes it, so that a mistake in its settings ends the run before training.
+    """Builds and resets an evaluation env of each function, so that a mistake ends the run before training.
 
-    Warns if its infos hold an action mask that no policy would see.
+    Warns if infos hold an action mask that no policy would see. A vector env passed by the user is not reset.
 
     Raises:
-        ConfigError: If the spaces of the env differ from those of the training envs.
-        Exception: Whatever the env raises, with a note that names `eval_env_kwargs`.
+        ConfigError: If the spaces of an env differ from those of the training envs.
+        Exception: Whatever an env raises, with a note that names `eval_env_kwargs`.
     """
+    count, infos, warning = max(1, len(distinct(source))), None, None
     try:
-        with evaluation_envs(config, source, 1, infos=True) as envs:
+        with evaluation_envs(config, source, count, infos=True) as envs:
             run.check_spaces(spaces_of(config, envs))
-            if (warning := mask_warning(config, source, envs)) is not None:
-                warn(warning)
+            if isinstance(source, VectorEnv):
+                return
+            with suppress(Exception):  # it may be about infos, which evaluations discard
+                _, infos = reset_envs(envs, config.seed, config.step_timeout_s)
+                warning = mask_warning(config, envs, infos)
+        if warning is not None:
+            warn(warning)
+        if infos is None:
+            with evaluation_envs(config, source, count) as envs:
+                reset_envs(envs, config.seed, config.step_timeout_s)
     except Exception as error:
         kwargs = f", with eval_env_kwargs={dict(config.eval_env_kwargs)}" if config.eval_env_kwargs else ""
         error.add_note(f"This error is about an evaluation env, which is built once before training{kwargs}.")
@@ -146,9 +158,8 @@ class Trainer:
     ):  # fmt: skip
         self._status = Status("training") if status is None else status
         self.config, self._run, self._callback, self._source = config, run, callback, source
-        self.teams = [
-            team_of(config, name, collector.members[name], spaces) for name, spaces in collector.spaces.items()
-        ]
+        spaces = run.read_spaces() if resume else collector.spaces  # the bounds of observations may differ
+        self.teams = [team_of(config, name, collector.members[name], spaces[name]) for name in collector.spaces]
         self.collector = collector
         collector.use([team.actor for team in self.teams])
         self.agent, self.learner = self.teams[0].agent, self.teams[0].learner

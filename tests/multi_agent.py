@@ -190,9 +190,13 @@ class BadReward(LeavingEnv):
 
 class HangsInEvaluation(LeavingEnv):
     def reset(self, seed=None, options=None):
-        if seed is not None and seed >= 2**30:  # the seeds of evaluations
-            time.sleep(3)  # longer than the timeout of its test, and shorter than the grace period that follows
+        self.evaluated = seed is not None and seed >= 2**30  # the seeds of evaluations
         return super().reset(seed, options)
+
+    def step(self, actions):
+        if self.evaluated:
+            time.sleep(3)  # longer than the timeout of its test, and shorter than the grace period that follows
+        return super().step(actions)
 
 
 class OneAgent(ParallelEnv):

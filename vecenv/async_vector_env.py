@@ -67,7 +67,7 @@ class AsyncVectorEnv(PooledVectorEnv):
             Each worker owns a contiguous range of envs. With 0, `step_wait` steps the envs in this process: debuggers
             work inside envs, and timeouts have no effect.
         num_slots: Number of slots in the ring buffer of batches, 2 or more.
-        clip_actions: Clip Box actions to the env's bounds; the action space becomes unbounded.
+        clip_actions: Clip Box actions to the bounds that all envs share; the action space becomes unbounded.
         float32_observations: Return float64 observations as float32; non-finite values raise.
         finite_observations: Raise if an observation is not finite.
         infos: Whether to return infos. If False, infos are discarded as soon as an env returns them.

@@ -26,7 +26,7 @@ class EnvError(VecEnvError):
 
 
 class UnsupportedSpace(VecEnvError, ValueError):
-    """A space that cannot be stored in memory, or that a policy does not support."""
+    """A space that cannot be stored in memory, that differs between envs, or that a policy does not support."""
 
 
 class NotRestorable(VecEnvError):

@@ -6,11 +6,12 @@ the path of `space["camera"][0]`. The path of a space that is itself a leaf is `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
 from gymnasium import Space, spaces
+from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
 from vecenv.errors import UnsupportedSpace
 
@@ -63,6 +64,25 @@ def check_gymnasium_spaces(space: Space) -> None:
                 f"`shared_memory=False`, or omit the argument: {name_of('the space', path)} is a "
                 f"{type(leaf).__name__}, which cannot be stored in shared memory."
             )
+
+
+def batched_space(each: Sequence[Space]) -> Space:
+    """Returns the batched space of envs whose spaces may differ in their bounds."""
+    different = {id(space): space for space in each}.values()  # most envs share one object
+    if all(space == each[0] for space in different):
+        return batch_space(each[0], len(each))
+    return batch_differing_spaces(each)
+
+
+def enclosing(space: Space, batched: Any) -> Space:
+    """Returns the space of one row, with Boxes whose bounds include those of all rows of the batched space."""
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict([(key, enclosing(child, batched[key])) for key, child in space.spaces.items()])
+    if isinstance(space, spaces.Tuple):
+        return spaces.Tuple([enclosing(*pair) for pair in zip(space.spaces, batched.spaces, strict=True)])
+    if isinstance(space, spaces.Box):
+        return spaces.Box(batched.low.min(axis=0), batched.high.max(axis=0), dtype=space.dtype)
+    return space
 
 
 def can_hold(dtype: Any, values: np.ndarray) -> bool:

@@ -14,14 +14,15 @@ from gymnasium import Space
 from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_differing_spaces, batch_space
+from gymnasium.vector.utils import batch_space
 
+from vecenv import spaces as tree
 from vecenv.batched import Batched
-from vecenv.errors import EpisodeOver, StateError
+from vecenv.errors import EpisodeOver, StateError, UnsupportedSpace
 from vecenv.memory import layout
 from vecenv.memory.actions import ActionWriter
 from vecenv.results import PartialBatch, ResultAssembler, StepResult
-from vecenv.rows.arguments import Seeds, per_env, seed_of_each, split_reset_mask
+from vecenv.rows.arguments import Seeds, check_equal, per_env, seed_of_each, split_reset_mask
 from vecenv.rows.infos import add_info
 from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, EnvSpaces, ResetCommand, RowsOptions, StepObjects, combined
 from vecenv.spaces import Path
@@ -312,9 +313,14 @@ class PooledVectorEnv(VectorEnv):
         return self.call(name)
 
     def set_attr(self, name: str, values: Any) -> None:
-        """Sets the attribute `name`. A list or tuple holds one value per env; any other value is for all envs."""
+        """Sets the attribute `name`. A list or tuple holds one value per env; any other value is for all envs.
+
+        With a `Batched`, all values must be equal, and otherwise raise ValueError.
+        """
         self._assert_open()
         values = per_env(values, self.num_envs)
+        if isinstance(self.env_fns, Batched):  # here, because a worker sees only the values of its own envs
+            check_equal(name, values)
         self._assert_idle("set_attr")
         self._run(Kind.SET_ATTR, [SetAttrCommand(name, values[run.rows]) for run in self._pool.ranges])
 
@@ -515,7 +521,7 @@ def combine_spaces(spaces: Sequence[EnvSpaces], mode: ObservationMode, name: str
     `AsyncVectorEnv` describes the modes; a pair of spaces may be in either order. Messages call the vector env `name`.
 
     Raises:
-        RuntimeError: If the spaces are incompatible; the message names the first env whose space differs.
+        UnsupportedSpace: If the spaces are incompatible; the message names the first env whose space differs.
     """
     first = previous = spaces[0]
     single, batched = first.observation_space, None
@@ -530,26 +536,25 @@ def combine_spaces(spaces: Sequence[EnvSpaces], mode: ObservationMode, name: str
         differs = f"The first env that differs is env {env}: {found.observation_space} instead of {single}."
         if mode == "same" and found.observation_space != single:
             which = "the" if name == "SyncVectorEnv" else "some of the"  # the wording of Gymnasium's two classes
-            raise RuntimeError(
+            raise UnsupportedSpace(
                 f"{name}(..., observation_mode='same') however {which} sub-environments observation spaces are not "
                 f"equivalent. If this is intentional, use `observation_mode='different'` instead. {differs}"
             )
         if mode != "same" and not _equivalent(found.observation_space, single):
-            raise RuntimeError(
+            raise UnsupportedSpace(
                 f"{name}(..., observation_mode='different' or custom space) however the sub-environment's "
-                f"observation spaces do not share a common shape and dtype. {differs}"
+                f"observation spaces do not share a common shape and dtype. {differs} Wrap the envs so that all return "
+                "observations of the same shapes and dtypes."
             )
-        if found.action_space != first.action_space:
-            raise RuntimeError(
-                f"Some environments have an action space different from `{first.action_space}`. In order to batch "
+        if found.env_action_space != first.env_action_space:
+            raise UnsupportedSpace(
+                f"Some environments have an action space different from `{first.env_action_space}`. In order to batch "
                 "actions, the action spaces from all environments must be equal. "
-                f"The first env that differs is env {env}: {found.action_space}."
+                f"The first env that differs is env {env}: {found.env_action_space}. Wrap the envs so that all accept "
+                "the same actions; gymnasium.wrappers.RescaleAction gives Boxes the same bounds."
             )
-    if mode == "same":
-        batched = batch_space(single, len(spaces))
-    elif mode == "different":
-        batched = batch_differing_spaces([env.observation_space for env in spaces])
-    assert batched is not None
+    if batched is None:
+        batched = tree.batched_space([env.observation_space for env in spaces])
     return single, batched, first.action_space
 
 

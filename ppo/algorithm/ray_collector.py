@@ -15,19 +15,47 @@ from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any
 
+from gymnasium.vector.utils import batch_differing_spaces
+
 import vecenv
 from ppo.algorithm.packing import Packed, joined
 from ppo.algorithm.ray_actor import Actor, Outline, kill
-from ppo.algorithm.rollout import Collector, Rollouts
+from ppo.algorithm.rollout import Collector, Rollouts, Spaces
 from ppo.config import Config, ConfigError
 from ppo.model.agent import Agent
 from ppo.versions import PACKAGES, versions
+from vecenv.spaces import enclosing
 
 POLL_S = 1.0  # seconds between two looks at actors that have not answered
 FROZEN_POLLS = 20  # an actor that has not answered for so many polls is frozen, and killed
 LOST_POLLS = 60  # an actor that Ray has not replaced after so many polls is lost
 CLOSE_S = 5.0  # seconds in which an actor may close its envs
 DEATHS = 3  # in a row, after which an actor is not replaced again
+
+
+def common_spaces(shares: Sequence[Spaces]) -> Spaces:
+    """Returns the spaces of all envs for those of each share. Only the bounds of observations may differ.
+
+    Raises:
+        ConfigError: If anything else differs.
+    """
+    found = dict(shares[0])
+    for k, share in enumerate(shares):
+        for name, (observed, acted) in found.items():
+            own_observed, own_acted = share[name]
+            try:
+                both = batch_differing_spaces([observed, own_observed])
+                one, other = (enclosing(space, both) for space in (observed, own_observed))
+                fits = one == other and acted == own_acted
+            except (AssertionError, TypeError, ValueError):  # Gymnasium cannot batch them
+                fits = False
+            if not fits:
+                raise ConfigError(
+                    f"the envs of collector {k} have the spaces {own_observed} and {own_acted}, but those of collector "
+                    f"0 have {observed} and {acted}: all envs of a run need the same spaces"
+                )
+            found[name] = (one, acted)
+    return found
 
 
 class RayCollector:
@@ -81,18 +109,14 @@ class RayCollector:
         """Makes the envs of all actors, and sets the attributes that describe them."""
         outlines: list[Outline] = self._all("start", ())
         self._places = self._ray.get(self._pings)
-        self.spaces, self.members, own = outlines[0].spaces, outlines[0].members, versions()
+        self.members, own = outlines[0].members, versions()
         self.wrappers: Sequence[Any] = [wrappers for outline in outlines for wrappers in outline.wrappers]
         for k, outline in enumerate(outlines):
             names = [name for name in ("python", *PACKAGES) if outline.versions[name] != own[name]]
             if names:
                 named = ", ".join(f"{name} {outline.versions[name]} instead of {own[name]}" for name in names)
                 raise ConfigError(f"{self._name(k)} has {named}: install the same versions on all nodes")
-            if outline.spaces != self.spaces:
-                raise ConfigError(
-                    f"{self._name(k)} has the spaces {outline.spaces}, but collector 0 has {self.spaces}: all envs of "
-                    "a run need the same spaces"
-                )
+        self.spaces = common_spaces([outline.spaces for outline in outlines])
         # A rollout as it arrives, all rows in one array, and the tensors.
         self.held_bytes = 3 * sum(outline.rollout_bytes for outline in outlines)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -183,6 +184,20 @@ class Agent(tf.Module):
         seed = tf.TensorSpec([2], tf.int32)
         self._act_sampled = graph_function(self._sample_with_seed, input_signature=[*self.signature, seed])
         self.become = graph_function(self._become)
+
+    @property
+    def description(self) -> str:
+        """One line about the inputs, the layers and the number of parameters."""
+        config = self._arguments[0]
+        layers = f"custom network {config.network}"
+        if config.network is None:
+            cnn = [f"{config.cnn} CNN"] if self.observations.has_images else []
+            core = [] if config.recurrent == "none" else [f"{config.recurrent} {config.recurrent_units}"]
+            heads = [("policy", config.policy_layers), ("value", config.value_layers)]
+            units = [" ".join([name, *map(str, sizes)]) for name, sizes in heads]
+            layers = f"{', '.join([*cnn, *core, *units])} ({config.activation})"
+        count = sum(math.prod(variable.shape) for variable in self.learned)
+        return f"{self.observations.description} -> {layers}; {count:,} parameters"
 
     @property
     def signature(self) -> list[Any]:

@@ -23,8 +23,8 @@ _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()  # Gauss-Hermite quadrature of a mean over 
 _BELOW_1 = np.nextafter(np.float32(1), np.float32(0))  # the largest float32 below 1
 _TINY = np.finfo(np.float32).tiny  # lower bound of uniform noise, so that its logarithm is finite
 
-FAR = 20.0
-"""Factor between half the range of a Box and the initial standard deviation above which `scale_warning` warns."""
+FAR = 10.0
+"""Factor between the bounds of a Box and the initial standard deviation above which `scale_warning` warns."""
 
 MAX_CHOICES = 2**16
 """Maximum number of integers in the range of an integer Box entry. Each integer has its own logit."""
@@ -396,12 +396,13 @@ def scale_warning(space: gym.Space, *, transform: Literal["clip", "tanh"], initi
         low, high = leaf.low.astype(np.float64), leaf.high.astype(np.float64)
         bounded = leaf.bounded_below & leaf.bounded_above & (low < high)
         half = np.where(bounded, high / 2 - low / 2, deviation)
-        for how, far in (("wider", half > FAR * deviation), ("narrower", half < deviation / FAR)):
+        reach = np.where(bounded, np.maximum(-low, high), deviation)  # more than `half` unless the bounds are symmetric
+        for how, far in (("wider", reach > FAR * deviation), ("narrower", half < deviation / FAR)):
             if far.any():
                 wrapper = """, or with --wrappers 'RescaleAction:{"min_action": -1, "max_action": 1}'"""
                 return (
                     f"the bounds of {name_of('action', path)}, {leaf}, are much {how} than the initial actions, which "
-                    f"have mean 0 and standard deviation {deviation:.2g}, so the policy may not learn. Scale the "
+                    f"have mean 0 and standard deviation {deviation:.2g}, so the policy may learn slowly. Scale the "
                     f"actions with --action-transform tanh{'' if path else wrapper}."
                 )
     return None

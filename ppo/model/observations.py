@@ -22,9 +22,9 @@ from gymnasium import spaces
 
 import vecenv
 from ppo.config import ConfigError
-from ppo.model.networks import cnn_for
+from ppo.model.networks import CNNS, cnn_for
 from ppo.model.normalize import ImageNormalizer, ObservationNormalizer, RunningMoments, Statistics
-from vecenv.spaces import FIXED_SPACES, Path, leaves, nest, pick
+from vecenv.spaces import FIXED_SPACES, Path, leaves, name_of, nest, pick
 
 ACTION_MASK = "action_mask"
 """Key of a Dict observation whose entries are nonzero where a discrete action is allowed."""
@@ -145,6 +145,19 @@ class Observations(tf.Module):
     def has_images(self) -> bool:
         """Whether an input is an image."""
         return any(len(spec.shape) == 4 for spec in self.specs.values())
+
+    @property
+    def description(self) -> str:
+        """The names and shapes of the networks' inputs."""
+        return ", ".join(self._described(name) for name in self.leaves)
+
+    def _described(self, name: str) -> str:
+        leaf, used = pick(self.space, self.paths[name]), self.specs[name].shape[1:]
+        if len(used) > 1:
+            return f"{name} {_by(used)}"
+        if isinstance(leaf, (spaces.Discrete, spaces.MultiDiscrete)):
+            return f"{name} one-hot {_by(used)}"
+        return f"{name} {_by(leaf.shape)} flattened to {_by(used)}" if len(leaf.shape) > 1 else f"{name} {_by(used)}"
 
     @property
     def specs(self) -> dict[str, tf.TensorSpec]:
@@ -292,6 +305,35 @@ def image_axes(space: spaces.Box, cnn: str) -> tuple[int, ...] | None:
     return axes if suitable and cnn_for(cnn, height, width) is not None else None
 
 
+def image_warnings(space: gym.Space, cnn: str) -> list[str]:
+    """Returns a warning for each Box that looks like an image but is flattened, which loses what pixels are neighbors.
+
+    The arguments are the space of one observation and `Config.cnn`.
+    """
+    found = []
+    for path, leaf in leaves(space):
+        if not isinstance(leaf, spaces.Box) or image_axes(leaf, cnn) is not None:
+            continue
+        pixels = spaces.Box(0, 255, leaf.shape, np.uint8)
+        if (axes := image_axes(pixels, "small")) is None:
+            continue
+        advice = []
+        if image_axes(leaf, "small") is None:
+            advice.append("make the env return pixels as uint8 from 0 to 255")
+        if image_axes(pixels, cnn) is None:
+            advice.append(
+                f"use --cnn small or impala, because --cnn {cnn} needs {CNNS[cnn].SMALLEST} x "
+                f"{CNNS[cnn].SMALLEST} pixels"
+            )
+        height, width = (leaf.shape[axis] for axis in axes[:2])
+        found.append(
+            f"{name_of('observation', path)}, {leaf.dtype} of shape {leaf.shape}, looks like an image of {height} x "
+            f"{width} pixels, but dense layers read it as {math.prod(leaf.shape):,} separate numbers. If it is an "
+            f"image, {' and '.join(advice)}."
+        )
+    return found
+
+
 def _channels_first(first: int, second: int, third: int) -> bool:
     return first < third and first != second
 
@@ -351,6 +393,10 @@ def check_readable(space: gym.Space) -> None:
             f"Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these. {advice} the env so that it returns "
             "one of these."
         )
+
+
+def _by(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape))
 
 
 def _flattened(values: tf.Tensor) -> tf.Tensor:

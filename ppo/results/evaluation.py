@@ -126,7 +126,7 @@ def play(
     quotas = episodes // whole.num_envs + (np.arange(whole.num_envs) < episodes % whole.num_envs)
     played: list[list[tuple[float, int, list[float], dict[str, np.ndarray], bool]]] = [[] for _ in quotas]
     left, unfinished = quotas.copy(), 0  # episodes of each env that have not ended; those that never will
-    first = _reset(envs, evaluation_seeds(config.seed, whole.num_envs), config.step_timeout_s)
+    first, _ = reset_envs(envs, config.seed, config.step_timeout_s)
     rng = evaluation_rng(config.seed) if config.sample else None
     sides = {}
     for name, rows in teams.items():
@@ -210,14 +210,19 @@ def whole_envs(envs: Any) -> AsyncVectorEnv | SyncVectorEnv:
     return getattr(envs, "joint", envs)
 
 
-def _reset(envs: Any, seeds: list[int], timeout_s: float | None) -> dict[str, Any]:
-    """Resets all envs and returns the observations of each team."""
-    if envs is not whole_envs(envs):
-        return envs.by_group(envs.reset(seed=seeds, timeout=timeout_s)[0])
+def reset_envs(envs: Any, seed: int, timeout_s: float | None) -> tuple[dict[str, Any], Any]:
+    """Resets evaluation envs; returns the observations of each team, and the infos."""
+    whole = whole_envs(envs)
+    seeds = evaluation_seeds(seed, whole.num_envs)
+    if envs is not whole:
+        observations, infos = envs.reset(seed=seeds, timeout=timeout_s)
+        return envs.by_group(observations), infos
     if isinstance(envs, SyncVectorEnv):  # has no timeouts, because its envs are in this process
-        return {"": envs.reset(seed=seeds)[0]}
-    envs.reset_async(seed=seeds)
-    return {"": envs.reset_wait(timeout_s)[0]}
+        observations, infos = envs.reset(seed=seeds)
+    else:
+        envs.reset_async(seed=seeds)
+        observations, infos = envs.reset_wait(timeout_s)
+    return {"": observations}, infos
 
 
 def _step(envs: Any, actions: dict[str, Any], timeout_s: float | None) -> tuple[dict[str, tuple], np.ndarray]:

@@ -57,6 +57,11 @@ class Policy:
         self._values = graph_function(self._value_in_graph, input_signature=signature)
         self._log_probs = graph_function(self._log_prob_in_graph, input_signature=[*signature, actions])
 
+    @property
+    def description(self) -> str:
+        """One line about the inputs, the layers and the number of parameters of the networks."""
+        return self._agent.description
+
     def __call__(self, observations: Any, deterministic: bool = True) -> Any:
         """Returns actions, in the shape, dtype, bounds and nesting of the action space. Advances the memory.
 

@@ -211,8 +211,9 @@ def _play(
             else vecenv.AsyncVectorEnv([functools.partial(_made, make, backend, recorder) for make in makers], **engine)
         )
         with vector as envs:
+            spaces = spaces_of(config, envs)
             try:
-                check_playable(players.agents, spaces_of(config, envs))
+                check_playable(players.agents, spaces)
             except ConfigError as error:
                 raise VideoError(
                     f"{config.env} cannot be rendered: {error}. Train with --backend python: single envs can differ "

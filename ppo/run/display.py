@@ -107,6 +107,8 @@ class Display(Callback):
         self._total = config.num_updates * config.batch_size
         self._bar.update(self._task, description=config.env, total=self._total, completed=env_steps)
         self._print(f"training {config.env} for {self._total:,} steps")
+        for name, policy in vars(self).get("policies", {}).items():
+            self._print(f"network{name and f' of {name}'}: {policy.description}")
 
     def on_update(self, report: dict[str, Any]) -> None:
         self._bar.update(self._task, completed=report["env_steps"])

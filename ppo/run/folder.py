@@ -200,16 +200,19 @@ class Run:
         )
 
     def check_spaces(self, teams: Mapping[str, Spaces]) -> None:
-        """Raises ConfigError if envs have other spaces or teams than those that the run was trained on."""
+        """Raises ConfigError if envs have other spaces or teams than those that the run was trained on.
+
+        The bounds of observations may differ.
+        """
         before = self.read_spaces()
         if before.keys() != teams.keys():
             raise ConfigError(
                 f"{self.path} was trained with the groups of agents {list(before)}, but these envs have {list(teams)}"
             )
         for name, now in teams.items():
-            for trained, other in zip(before[name], now, strict=True):
+            for trained, other, observed in zip(before[name], now, (True, False), strict=True):
                 # Not `!=`, which ignores the order of keys, although the weights follow it.
-                if space_to_json(trained) != space_to_json(other):
+                if _outline(trained, bounds=not observed) != _outline(other, bounds=not observed):
                     raise ConfigError(
                         f"{self.path} was trained on envs with the space {trained}, but these envs have {other} (the "
                         "order of keys counts)"
@@ -295,6 +298,17 @@ def space_to_json(space: gym.Space) -> dict[str, Any]:
     raise vecenv.UnsupportedSpace(
         f"ppo cannot write the space {space} into a run folder: wrap the env so that it uses a Box"
     )
+
+
+def _outline(space: gym.Space, *, bounds: bool) -> dict[str, Any]:
+    """Returns what `space_to_json` returns, with or without the bounds of Boxes."""
+
+    def outline(values: dict[str, Any]) -> dict[str, Any]:
+        if "spaces" in values:
+            return {**values, "spaces": [(key, outline(member)) for key, member in values["spaces"]]}
+        return {key: value for key, value in values.items() if bounds or key not in ("low", "high")}
+
+    return outline(space_to_json(space))
 
 
 def space_from_json(values: dict[str, Any]) -> gym.Space:

@@ -82,7 +82,7 @@ def describe(env: Any) -> list[dict[str, Any]]:
 
 
 def describe_each(config: Config, envs: Any) -> list[list[dict[str, Any]]]:
-    """Returns the result of `describe` for each env; nothing for several agents, or if one vector env steps all envs."""
+    """Returns the result of `describe` for each env; nothing for several agents or an env that steps all rows."""
     if config.is_multi_agent:
         return []
     try:

@@ -43,6 +43,18 @@ def test_a_standard_deviation_has_no_maximum():
         np.testing.assert_array_equal(agent.inward([*gradients, gradient])[-1], gradient)
 
 
+def test_an_agent_describes_its_networks_in_one_line():
+    boxes = {"eye": gym.spaces.Box(0, 255, (4, 40, 40), np.uint8), "grid": gym.spaces.Box(0, 1, (5, 2))}
+    space = gym.spaces.Dict({**boxes, "speed": gym.spaces.Box(-1, 1, (3,)), "gear": gym.spaces.Discrete(4)})
+    config = Config(recurrent="gru", recurrent_units=8, policy_layers=(16, 8), num_steps=8)
+    agent = Agent(config, space, gym.spaces.Box(-1, 1, (2,)))
+    count = sum(np.prod(variable.shape) for variable in agent.trainable_variables)
+    assert agent.description == (
+        "eye 40x40x4, gear one-hot 4, grid 5x2 flattened to 10, speed 3 -> nature CNN, gru 8, policy 16 8, value 64 64 "
+        f"(tanh); {count:,} parameters"
+    )
+
+
 def test_the_first_actions_of_many_agents_do_not_warn_of_retracing(caplog):
     space = gym.spaces.Box(-1, 1, (2,))
     with caplog.at_level(logging.WARNING, logger="tensorflow"):

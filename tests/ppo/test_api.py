@@ -528,7 +528,8 @@ def test_training_in_python_prints_what_the_command_prints_and_nothing_of_tensor
     )  # fmt: skip
     assert not done.stderr
     lines = [line.strip() for line in done.stdout.splitlines() if not line.startswith("compiling")]
-    begins = ["training CartPole-v1 for 64", "32 steps  return", "64 steps  return", "64 steps  deterministic policy: "]
+    begins = ["training CartPole-v1 for 64", "network: observation 4 -> policy 64 64, value 64 64 (tanh); 9,155 param"]
+    begins += ["32 steps  return", "64 steps  return", "64 steps  deterministic policy: "]
     begins += ["", "run folder:  runs/", "final score: ", "best score: "]
     for line, begin in zip(lines, begins, strict=True):
         assert line.startswith(begin), done.stdout

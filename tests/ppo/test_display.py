@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from rich.console import Console
 
 from ppo import Config, Evaluation
 from ppo import cli as commands
+from ppo.callbacks import Callbacks
 from ppo.cli.train import grouped, settings_of
 from ppo.config import SETTINGS
 from ppo.run import display as displays
@@ -42,6 +44,7 @@ class Written(io.StringIO):
 
 
 def tell(display):
+    Callbacks([display]).attach_policies(lambda: {"": SimpleNamespace(description="observation 4 -> layers")})
     display.on_start(CONFIG, 0)
     display.on_report({**REPORT, "return_mean": None, "entropy": float("nan")})
     display.on_report(REPORT)
@@ -54,8 +57,9 @@ def test_a_run_prints_one_line_per_report_evaluation_and_warning():
     console = Console(file=io.StringIO())
     with Display(console) as display:
         tell(display)
-    first, unknown, line, scores, warning = console.file.getvalue().splitlines()
-    assert first == "training CartPole-v1 for 8,192 steps" and "return       ..." in unknown
+    first, network, unknown, line, scores, warning = console.file.getvalue().splitlines()
+    assert first == "training CartPole-v1 for 8,192 steps" and network == "network: observation 4 -> layers"
+    assert "return       ..." in unknown
     assert line.strip() == (
         "4,096 steps  return     123.5  info_success 0.25  KL 0.0123  entropy 1.50  rate 3.0e-04  "
         "1,024 steps/s (collect 3,000, learn 1,500)  0:00:12, 0:00:04 left"

@@ -260,7 +260,10 @@ def test_the_error_for_an_unsupported_action_space_says_what_is_supported(space,
         (gym.spaces.Box(0, 512, (2,)), "much wider"),
         (gym.spaces.Tuple([gym.spaces.Discrete(3), gym.spaces.Box(np.float32([-1, 0]), np.float32([1, 50]))]), "wider"),
         (gym.spaces.Box(-0.01, 0.01, (1,)), "much narrower"),
-        (gym.spaces.Box(-2, 2, (3,)), None),
+        (gym.spaces.Box(-10, 10, (3,)), "much wider"),
+        (gym.spaces.Box(0, 10, (3,)), "much wider"),
+        (gym.spaces.Box(8, 10, (3,)), "much wider"),
+        (gym.spaces.Box(-3, 3, (3,)), None),
         (gym.spaces.Box(-0.4, 0.4, (3,)), None),
         (gym.spaces.Box(-np.inf, np.inf, (3,)), None),
         (gym.spaces.Box(np.float32([0, -1]), np.float32([0, 1])), None),
@@ -278,8 +281,8 @@ def test_the_warning_of_the_scale_names_the_part_and_the_remedy():
     space = gym.spaces.Dict(a=gym.spaces.Discrete(3), b=gym.spaces.Box(0, 512, (2,)))
     assert scale_warning(space, transform="clip", initial_log_std=0.0) == (
         "the bounds of action['b'], Box(0.0, 512.0, (2,), float32), are much wider than the initial actions, which "
-        "have mean 0 and standard deviation 1, so the policy may not learn. Scale the actions with --action-transform "
-        "tanh."
+        "have mean 0 and standard deviation 1, so the policy may learn slowly. Scale the actions with "
+        "--action-transform tanh."
     )
     warning = scale_warning(space["b"], transform="clip", initial_log_std=0.0)
     assert warning is not None and warning.endswith("""RescaleAction:{"min_action": -1, "max_action": 1}'.""")

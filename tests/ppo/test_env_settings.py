@@ -6,6 +6,7 @@ import json
 import pickle
 import re
 import sys
+import threading
 
 import gymnasium as gym
 import numpy as np
@@ -16,8 +17,8 @@ import ppo
 import vecenv
 from ppo import Config, ConfigError, Run, RunError, evaluate_run, record_run
 from ppo.run.modules import config_to_load
-from tests.helpers import subclasses_of
-from tests.ppo.envs import Broken, Counted, StrictTaxi
+from tests.helpers import SampledEnv, subclasses_of
+from tests.ppo.envs import Broken, Counted, StrictTaxi, make_cartpole
 from tests.ppo.runs import command, only_run, parsed, reports, train, untrained_run
 
 MODULE = """
@@ -275,6 +276,111 @@ def test_one_evaluation_env_is_built_before_training_and_closed(tmp_path, monkey
     assert (Counted.built, Counted.open, Counted.most) == (5, 0, 4)
 
 
+class Fails(Counted):
+    """Raises in its constructor or its reset, or returns an info that cannot be copied or pickled."""
+
+    def __init__(self, when):
+        super().__init__()
+        self._when = when
+        if when == "construction":
+            raise ValueError("the motor is on fire")
+
+    def reset(self, *, seed=None, options=None):
+        if self._when == "reset":
+            raise ValueError("the motor is on fire")
+        observation, info = super().reset(seed=seed, options=options)
+        return observation, {"lock": threading.Lock()} if self._when == "infos" else info
+
+
+@pytest.mark.parametrize("when", ["construction", "reset"])
+def test_a_mistake_in_any_evaluation_function_ends_the_run_before_training(tmp_path, when):
+    evaluated = [Counted, functools.partial(Fails, when)]
+    with pytest.raises(ValueError, match="on fire") as caught:
+        ppo.train(TINY, Counted, eval_envs=evaluated, logdir=tmp_path, callbacks=NeverUpdates())
+    assert f"raised by env 1 during {when}" in caught.value.__notes__
+    assert "built once before training" in caught.value.__notes__[-1] and not list(tmp_path.iterdir())
+
+
+def test_infos_of_evaluation_envs_do_not_matter(tmp_path):
+    config = dataclasses.replace(TINY, num_workers=1)
+    assert ppo.train(config, functools.partial(Fails, "infos"), callbacks=Stops(), logdir=tmp_path).env_steps == 0
+
+
+class Normalizes(gym.Wrapper):
+    """A wrapper with a normalizer inside, whose statistics it may freeze."""
+
+    def __init__(self, wrapper, frozen=False):
+        super().__init__(wrapper(gym.make("CartPole-v1")))
+        self.env.update_running_mean = not frozen
+
+
+NORMALIZERS = ("NormalizeObservation", "NormalizeReward")
+
+
+@pytest.mark.parametrize("name", NORMALIZERS)
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_functions_with_normalizers_of_gymnasium_are_refused(tmp_path, name, num_workers):
+    config = dataclasses.replace(TINY, num_workers=num_workers)
+    plain, normalizes = make_cartpole, functools.partial(Normalizes, getattr(gym.wrappers, name))
+    message = rf"the wrappers of env \d: {name} begins with new statistics .* use normalize_"
+    for envs, eval_envs in (([plain, normalizes], None), (plain, [plain, normalizes])):
+        with pytest.raises(ConfigError, match=message):
+            ppo.train(config, envs, eval_envs=eval_envs, logdir=tmp_path)
+    with (
+        vecenv.SyncVectorEnv([plain, normalizes], **ppo.vector_options(config)) as envs,
+        pytest.raises(ConfigError, match=message),
+    ):
+        ppo.train(config, envs, logdir=tmp_path)
+    frozen = functools.partial(normalizes, frozen=True)
+    assert ppo.train(config, frozen, callbacks=Stops(), logdir=tmp_path).env_steps == 0
+
+
+def test_functions_with_normalizers_are_refused_in_evaluations_and_videos(tmp_path):
+    env = gym.make("CartPole-v1")
+    run = untrained_run(tmp_path, env.observation_space, env.action_space, given=True, **vars(TINY))
+    normalizes = functools.partial(Normalizes, gym.wrappers.NormalizeObservation)
+    for use in (evaluate_run, lambda run, episodes, envs: record_run(run, tmp_path / "videos", episodes, envs=envs)):
+        with pytest.raises(ConfigError, match="NormalizeObservation begins with new statistics"):
+            use(run.path, 1, envs=normalizes)
+
+
+def sampled(bound, count=3, size=2):
+    """Returns a function that makes an env whose observations have these bounds."""
+    observed = gym.spaces.Dict(x=gym.spaces.Box(-bound, 2 * bound, (size,)), n=gym.spaces.Discrete(count))
+    return functools.partial(SampledEnv, observed, gym.spaces.Discrete(2))
+
+
+def test_envs_may_differ_in_the_bounds_of_their_observations(tmp_path):
+    result = ppo.train(TINY, [sampled(1), sampled(5)], eval_envs=sampled(9), logdir=tmp_path)
+    observed, _ = Run.open(result.path).read_spaces()[""]
+    assert observed["x"] == gym.spaces.Box(-5, 10, (2,))
+    assert len(evaluate_run(result.path, 2, envs=[sampled(1), sampled(7)]).returns) == 2
+    again = ppo.resume(result.path, total_steps=128, envs=[sampled(3), sampled(2)], progress=False)
+    assert again.env_steps == 128 and Run.open(result.path).read_spaces()[""][0]["x"] == observed["x"]
+    tuned = ppo.train(TINY, sampled(4), init_from=result.path, callbacks=Stops(), logdir=tmp_path, name="tuned")
+    assert Run.open(tuned.path).read_spaces()[""][0]["x"].high.tolist() == [8, 8]
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (sampled(1, size=3), r"do not share a common shape and dtype.*env 1: .*Wrap the envs"),
+        (sampled(1, count=4), r"observation space\['n'\] must be the same in all envs.*MultiDiscrete\(\[3 4\]\)"),
+    ],
+)
+def test_envs_that_differ_in_more_than_bounds_are_refused(tmp_path, other, message):
+    with pytest.raises((vecenv.UnsupportedSpace, ConfigError), match=message):
+        ppo.train(TINY, [sampled(1), other], logdir=tmp_path)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_envs_with_different_action_bounds_are_refused(tmp_path, num_workers):
+    box = gym.spaces.Box(-1, 1, (2,))
+    envs = [functools.partial(SampledEnv, box, gym.spaces.Box(-b, b, (1,))) for b in (1, 10)]
+    with pytest.raises(vecenv.UnsupportedSpace, match=r"env 1: Box\(-10.0, 10.0.*RescaleAction"):
+        ppo.train(dataclasses.replace(TINY, num_workers=num_workers), envs, logdir=tmp_path)
+
+
 def test_an_env_limited_to_one_per_process_is_trained_and_evaluated_with_one_worker_per_env(tmp_path, capsys):
     config = dataclasses.replace(TINY, env="tests.registered:Lonely-v0", num_workers=2, eval_episodes=5)
     result = ppo.train(config, logdir=tmp_path)
@@ -326,7 +432,9 @@ def test_a_mask_that_is_in_infos_but_not_read_is_a_warning(tmp_path, num_workers
     config = Config(env="Taxi-v4", num_envs=2, num_workers=num_workers, num_steps=32)
     masked = dataclasses.replace(config, info_masks=True)
     cartpole = dataclasses.replace(config, env="CartPole-v1")
-    for settings, envs, count in ((config, None, 1), (config, StrictTaxi, 1), (masked, None, 0), (cartpole, None, 0)):
+    unmasked = functools.partial(SampledEnv, gym.spaces.Discrete(500), gym.spaces.Discrete(6))
+    some = [unmasked, StrictTaxi]
+    for settings, envs, count in ((config, None, 1), (config, some, 1), (masked, None, 0), (cartpole, None, 0)):
         stops = Stops()
         ppo.train(settings, envs, callbacks=stops, logdir=tmp_path)
         assert sum("set info_masks=True (--info-masks)" in warning for warning in stops.warnings) == count

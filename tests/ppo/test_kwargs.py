@@ -6,6 +6,7 @@ import json
 import math
 import pickle
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,6 +50,16 @@ def test_words_are_pairs_or_json(words, expected):
 def test_the_error_for_a_word_that_is_neither_a_pair_nor_json_says_what_to_write(word, message):
     with pytest.raises(ValueError, match=message):
         from_words([word])
+
+
+def test_numpy_numbers_become_python_numbers():
+    values = {"a": np.int64(3), "b": [np.float32(0.5), (np.bool_(True),)], "c": {"d": np.array(7)}, "e": np.str_("x")}
+    kwargs = Config(env_kwargs=values, eval_env_kwargs=values).env_kwargs
+    assert kwargs == {"a": 3, "b": [0.5, [True]], "c": {"d": 7}, "e": "x"} and type(kwargs["a"]) is int
+    assert kwargs["b"][1][0] is True
+    for value in (np.arange(2), np.datetime64(3, "s"), {1, 2}):
+        with pytest.raises(ValueError, match=r"cannot represent the value of 'a', .*: use numbers, strings, lists"):
+            Kwargs({"a": value})
 
 
 @given(st.dictionaries(st.text(), VALUES, max_size=3))

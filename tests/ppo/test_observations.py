@@ -7,7 +7,7 @@ import tensorflow as tf
 from gymnasium import spaces
 
 import vecenv
-from ppo.model.observations import MASK, Observations
+from ppo.model.observations import MASK, Observations, image_warnings
 
 RNG = np.random.default_rng(0)
 
@@ -142,6 +142,38 @@ def test_small_images_are_flattened_for_a_network_that_cannot_read_them():
     space = spaces.Dict(small=spaces.Box(0, 255, (35, 36, 3), np.uint8), large=spaces.Box(0, 255, (36, 36), np.uint8))
     specs = observations(space).specs
     assert specs["small"].shape == [None, 35 * 36 * 3] and specs["large"] == tf.TensorSpec([None, 36, 36, 1], tf.uint8)
+
+
+FLAT = {
+    "float": (spaces.Box(0, 1, (84, 84, 3)), "nature", ["84 x 84 pixels", "21,168 separate numbers", "uint8"], []),
+    "channels first": (spaces.Box(0, 1, (4, 84, 60), np.float64), "nature", ["84 x 60 pixels", "uint8"], ["--cnn"]),
+    "no channels": (spaces.Box(0, 1, (64, 64)), "nature", ["uint8"], ["--cnn"]),
+    "int32": (spaces.Box(0, 255, (40, 40, 3), np.int32), "small", ["uint8"], ["--cnn"]),
+    "too small": (spaces.Box(0, 255, (24, 24, 3), np.uint8), "nature", ["--cnn small", "36 x 36"], ["return pixels"]),
+    "both": (spaces.Box(0, 1, (24, 24, 3)), "nature", ["return pixels as uint8", "--cnn small"], []),
+}
+
+
+@pytest.mark.parametrize(("space", "cnn", "said", "unsaid"), FLAT.values(), ids=FLAT)
+def test_images_that_are_flattened_cause_a_warning_that_says_what_to_change(space, cnn, said, unsaid):
+    nested = spaces.Dict(speed=spaces.Box(-1, 1, (3,)), eyes=spaces.Tuple([spaces.Discrete(2), space]))
+    (warning,) = image_warnings(nested, cnn)
+    assert warning.startswith("observation['eyes'][1], ")
+    assert all(part in warning for part in said) and not any(part in warning for part in unsaid), warning
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Box(0, 255, (84, 84, 3), np.uint8),
+        spaces.Box(0, 1, (100, 6)),
+        spaces.Box(-1, 1, (3, 3, 4)),
+        spaces.Box(-1, 1, (9000,)),
+        spaces.MultiBinary([40, 40]),
+    ],
+)
+def test_other_observations_cause_no_warning(space):
+    assert image_warnings(space, "nature") == []
 
 
 def test_leaves_whose_joined_keys_are_equal_stay_separate():

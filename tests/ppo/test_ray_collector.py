@@ -299,6 +299,20 @@ def test_a_cluster_with_too_few_cores_is_an_error():
         cores_of_each([3, 1], 5)
 
 
+def test_the_shares_of_a_run_may_differ_only_in_the_bounds_of_observations():
+    acted, box, gear = gym.spaces.Discrete(2), gym.spaces.Box, gym.spaces.Discrete(3)
+    wide, narrow = ({"": (gym.spaces.Dict(place=box(-x, x, (2,)), gear=gear), acted)} for x in (2.0, 1.0))
+    assert ray_collector.common_spaces([narrow, wide]) == ray_collector.common_spaces([wide, narrow]) == wide
+    others = [
+        (gym.spaces.Dict(place=box(-1, 1, (2,)), gear=gym.spaces.Discrete(4)), acted),
+        (gym.spaces.Dict(place=box(-1, 1, (3,)), gear=gear), acted),
+        (narrow[""][0], gym.spaces.Discrete(3)),
+    ]
+    for other in others:
+        with pytest.raises(ConfigError, match="the envs of collector 1 have the spaces"):
+            ray_collector.common_spaces([narrow, {"": other}])
+
+
 def test_shares_are_contiguous():
     assert OnRay(2).shares(CONFIG) == [range(0, 2), range(2, 4)]
 

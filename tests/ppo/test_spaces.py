@@ -64,6 +64,17 @@ def test_a_run_refuses_keys_in_another_order(tmp_path, part):
         run.check_spaces({"": (other, UNSORTED) if part == "observation" else (UNSORTED, other)})
 
 
+def test_a_run_accepts_other_bounds_of_observations_but_not_of_actions(tmp_path):
+    run = Run.create(tmp_path, "bounds", Config())
+    one, other = (spaces.Dict(a=spaces.Tuple([spaces.Box(-bound, bound, (2,))])) for bound in (1, 2))
+    run.write_spaces({"": (one, one)}, given=False)
+    run.check_spaces({"": (other, one)})
+    with pytest.raises(ConfigError, match="trained on envs with the space"):
+        run.check_spaces({"": (one, other)})
+    with pytest.raises(ConfigError, match="trained on envs with the space"):
+        run.check_spaces({"": (spaces.Dict(a=spaces.Tuple([spaces.Box(-1, 1, (3,))])), one)})
+
+
 @pytest.mark.parametrize("number", [3, [3]])
 def test_a_run_accepts_both_forms_of_a_row_of_bits(tmp_path, number):
     run = Run.create(tmp_path, "bits", Config())

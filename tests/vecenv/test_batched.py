@@ -222,7 +222,8 @@ def test_attributes_belong_to_the_vector_env():
         assert envs.get_attr("color") == ("red",) * 4
         envs.reset(seed=5)
         with pytest.raises(ValueError, match=r"one attribute.*for all its envs.*backend='python'"):
-            envs.set_attr("color", ["red", "red", "red", "green"])
+            envs.set_attr("color", ["red", "red", "green", "green"])  # equal within each worker
+        assert envs.get_attr("color") == ("red",) * 4
         with pytest.raises(AttributeError, match=r"has no 'smell'.*backend='python'"):
             envs.get_attr("smell")
         with pytest.raises(TypeError, match="no single env"):

@@ -71,6 +71,12 @@ def test_specs_describe_one_env_and_are_nested_like_its_space():
     env.discount_spec().validate(step.discount[0])
 
 
+def test_the_bounds_of_an_observation_hold_in_all_envs():
+    fns = [lambda b=bound: SampledEnv(spaces.Dict(x=spaces.Box(-b, 1, (2,))), spaces.Discrete(2)) for bound in (1, 5)]
+    env = BatchedEnvironment(vecenv.SyncVectorEnv(fns, observation_mode="different"))
+    assert env.observation_spec()["x"].minimum.tolist() == [-5, -5]
+
+
 def test_another_autoreset_mode_is_rejected():
     with pytest.raises(ValueError, match="autoreset_mode='NextStep'"):
         BatchedEnvironment(vecenv.SyncVectorEnv(counting_fns(2), autoreset_mode="SameStep"))

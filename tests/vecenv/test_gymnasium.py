@@ -103,6 +103,12 @@ def test_observation_mode_different_batches_the_bounds_as_gymnasium_does(cls):
 
 
 @pytest.mark.parametrize("cls", BOTH)
+def test_observation_mode_different_accepts_equal_spaces_of_any_kind(cls):
+    with cls([lambda: SampledEnv(Color(), spaces.Discrete(2))] * 2, observation_mode="different") as envs:
+        assert envs.observation_space == spaces.Tuple([Color(), Color()])
+
+
+@pytest.mark.parametrize("cls", BOTH)
 @pytest.mark.parametrize("order", [1, -1])
 def test_observation_mode_takes_a_pair_of_spaces_in_either_order(cls, order):
     single, batched = spaces.Box(-5, 5, (2,)), spaces.Box(-5, 5, (2, 2))

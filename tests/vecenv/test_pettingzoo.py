@@ -25,7 +25,7 @@ from pettingzoo import ParallelEnv
 from pettingzoo.test import parallel_api_test
 from pettingzoo.utils.conversions import aec_to_parallel, turn_based_aec_to_parallel
 
-from tests.helpers import before_each_message
+from tests.helpers import assert_same, before_each_message
 from tests.multi_agent import LeavingEnv, plain_loop
 from vecenv.adapters.pettingzoo import ParallelVectorEnv
 from vecenv.errors import EpisodeOver
@@ -410,6 +410,36 @@ def test_states_restore_rows_and_envs_exactly():
             np.testing.assert_array_equal(one.episode_returns["a"], other.episode_returns["a"])
 
 
+class MasklessEnds(MaskedInfos):
+    """The last step of an agent has no mask."""
+
+    def step(self, actions):
+        *results, terminated, truncated, infos = super().step(actions)
+        for name in infos:
+            if terminated.get(name) or truncated.get(name):
+                del infos[name]["action_mask"]
+        return *results, terminated, truncated, infos
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("steps", [2, 3, 4, 6, 7, 8])
+def test_restored_states_of_agents_include_their_masks_and_the_global_state(mode, steps):
+    def fresh() -> ParallelVectorEnv:
+        return ParallelVectorEnv([MasklessEnds], num_workers=0, info_masks=True, state=True, autoreset_mode=mode)
+
+    with fresh() as one, fresh() as other:
+        actions = {name: np.ones(rows.num_envs, np.int64) for name, rows in one.groups.items()}
+        one.reset(seed=5)
+        for _ in range(steps):
+            one.step(actions)
+        other.reset(seed=6)  # leaves other masks behind
+        other.step(actions)
+        other.set_state(vecenv.state.loads(vecenv.state.dumps(one.get_state())))
+        for _ in range(10):
+            assert_same(one.step(actions), other.step(actions))
+            assert_same(one.valid, other.valid)
+
+
 def test_an_env_without_state_methods_cannot_be_saved():
     make = named("mpe2.simple_spread_v3:parallel_env")
     with ParallelVectorEnv([make], num_workers=0) as envs:
@@ -456,6 +486,34 @@ class Reordered(LeavingEnv):
 def test_envs_whose_agents_have_another_order_are_an_error(num_workers):
     with pytest.raises((ValueError, vecenv.EnvError), match=r"env 1 has the agents.*a_1.*same order"):
         ParallelVectorEnv([LeavingEnv, Reordered], num_workers=num_workers)
+
+
+class Wide(LeavingEnv):
+    """Observations have other bounds in each env."""
+
+    def observation_space(self, agent):
+        size = 3 if agent[0] == "a" else 2
+        return spaces.Box(-1e3 * (self.index + 1), 1e3 * (self.index + 1), (size,), np.float64)
+
+
+@pytest.mark.parametrize("options", [{}, {"float32_observations": True, "autoreset_mode": "SameStep"}])
+def test_the_bounds_of_observations_may_differ_between_envs(options):
+    makes = [lambda m=m: Wide(m) for m in range(2)]
+    with pytest.raises(RuntimeError, match="observation_mode='different'"):
+        ParallelVectorEnv(makes, num_workers=0)
+    with ParallelVectorEnv(makes, num_workers=2, observation_mode="different", **options) as envs:
+        assert envs.observation_space["a"].high[:, 0].tolist() == [1e3] * 3 + [2e3] * 3
+        assert envs.groups["b"].observation_space.high[:, 1].tolist() == [1e3, 2e3]
+        assert envs.reset(seed=0)[0]["a"].shape == (6, 3)
+
+
+def test_clipped_actions_need_the_same_bounds_in_every_env():
+    class Bounded(LeavingEnv):
+        def action_space(self, agent):
+            return spaces.Box(-1.0 - self.index, 1.0 + self.index, (1,))
+
+    with pytest.raises(RuntimeError, match=r"action space different from .*env 1: .*-2\.0, 2\.0"):
+        ParallelVectorEnv([lambda m=m: Bounded(m) for m in range(2)], num_workers=2, clip_actions=True)
 
 
 def test_a_restored_state_has_no_observations_of_agents_that_are_gone():

@@ -157,6 +157,15 @@ def test_clipped_actions_reach_the_env_within_its_bounds():
     assert envs.step(np.array([[7.0]], np.float32))[1][0] == 2.0
 
 
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+@pytest.mark.parametrize("nested", [lambda box: box, lambda box: spaces.Dict(a=spaces.Tuple([box]))])
+def test_clipped_actions_need_the_same_bounds_in_every_env(num_workers, nested):
+    fns = [lambda b=bound: SampledEnv(spaces.Box(0, 1, (2,)), nested(spaces.Box(-b, b, (1,)))) for bound in (1, 10)]
+    message = r"(?s)action space different from .*-1\.0, 1\.0.*env 1: .*-10\.0, 10\.0.*RescaleAction"
+    with pytest.raises(RuntimeError, match=message):
+        vecenv.AsyncVectorEnv(fns, num_workers=num_workers, clip_actions=True)
+
+
 def test_float32_observations_are_rounded_once_and_must_be_finite():
     envs = vecenv.SyncVectorEnv(counting_fns(2), float32_observations=True)
     observations, _ = envs.reset()

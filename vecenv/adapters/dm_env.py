@@ -14,6 +14,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv.errors import UnsupportedSpace
+from vecenv.spaces import enclosing
 
 try:
     import dm_env
@@ -57,7 +58,7 @@ class BatchedEnvironment(dm_env.Environment):
                 "steps need NEXT_STEP: build it with autoreset_mode='NextStep'"
             )
         self.envs = envs
-        self._observation_spec = _spec(envs.single_observation_space)
+        self._observation_spec = _spec(enclosing(envs.single_observation_space, envs.observation_space))
         self._action_spec = _spec(envs.single_action_space)
         self._seed = seed
         self._last: dm_env.TimeStep | None = None

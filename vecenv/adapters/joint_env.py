@@ -211,14 +211,17 @@ class JointEnv(gym.Env):
             "env": self.env.get_state(),
             "live": list(self._live),
             "results": [{key: values.copy() for key, values in group.results.items()} for group in self._groups],
+            "masks": [None if group.masks is None else group.masks.copy() for group in self._groups],
         }
 
     def set_state(self, state: Any) -> None:
         """Restores a result of `get_state`."""
         self.env.set_state(state["env"])
         self._live = state["live"]
-        for group, results in zip(self._groups, state["results"], strict=True):
+        for group, results, masks in zip(self._groups, state["results"], state["masks"], strict=True):
             group.restore_results(results)
+            if group.masks is not None:
+                group.masks[:] = masks
             _clear(group.observations, [k for k, name in enumerate(group.agents) if name not in self._live])
 
     def _enter(self, names: Iterable[str], observations: Mapping[str, Any], infos: Mapping[str, Any]) -> None:
@@ -274,6 +277,8 @@ class _Group:
         agent_observations: What agents see: a batch of their observation space.
         observations: The arrays of `agent_observations` that are zero for agents that are gone.
         valid: Which agents are alive.
+        masks: The action masks in `observations`, if this adapter adds them. They are state, because an agent whose
+            last step lacks a mask keeps the previous one.
         results: Rewards, flags and totals, by key.
     """
 
@@ -304,7 +309,7 @@ class _Group:
         views = {(OBSERVED, *path): tree.pick(observations, path) for path, _ in tree.leaves(written)}
         self.observations = list(views.values())
         self._write = observation_writer(written, views, {}, OBSERVED, names=[f"agent {agent!r}" for agent in agents])
-        self._has_masks = ACTION_MASK in added
+        self.masks: np.ndarray | None = observations[ACTION_MASK] if ACTION_MASK in added else None
         self._acted, self._is_leaf = acted, tree.children(acted) is None
         self._some_ended = False
 
@@ -325,8 +330,8 @@ class _Group:
         """Writes the observation of an agent. An agent whose episode has ended needs no mask."""
         if self._is_wrapped:
             observation = {OBSERVED: observation}
-        if self._has_masks:
-            mask = (info or {}).get(ACTION_MASK, self.agent_observations[ACTION_MASK][k] if ended else None)
+        if self.masks is not None:
+            mask = (info or {}).get(ACTION_MASK, self.masks[k] if ended else None)
             if mask is None:
                 raise ValueError(
                     f"the info of agent {self.agents[k]!r} has no {ACTION_MASK!r}: omit info_masks=True, or fix the env"

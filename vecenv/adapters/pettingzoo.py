@@ -67,7 +67,7 @@ class AgentRows:
     """The rows of a group of K agents in the memory of M envs; `ParallelVectorEnv.groups` holds one for each group.
 
     Attributes:
-        group: The names of the agents and their spaces.
+        group: The names of the agents and their spaces in the first env.
         num_envs: The number of rows, M * K. Row `m * K + k` belongs to agent k of env m.
         single_observation_space, observation_space, single_action_space, action_space: As in a vector env.
         env_action_space: The action space of one agent, with the bounds that `clip_actions` applies.
@@ -77,14 +77,22 @@ class AgentRows:
     """
 
     def __init__(
-        self, joint: AsyncVectorEnv, group: AgentGroup, agents: Sequence[str], *, clip_actions: bool, float32: bool
+        self,
+        joint: AsyncVectorEnv,
+        of_envs: Sequence[AgentGroup],
+        agents: Sequence[str],
+        *,
+        clip_actions: bool,
+        float32: bool,
     ):
+        group = of_envs[0]
         self.group, self._joint, self._agents = group, joint, agents
         self.num_envs = joint.num_envs * len(group.agents)
-        self.single_observation_space = as_float32(group.observation_space) if float32 else group.observation_space
+        observed = [as_float32(each.observation_space) if float32 else each.observation_space for each in of_envs]
+        self.single_observation_space = observed[0]
         self.env_action_space = group.action_space
         self.single_action_space = unbounded(group.action_space) if clip_actions else group.action_space
-        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.observation_space = tree.batched_space([space for space in observed for _ in group.agents])
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.arrays: dict[Path, np.ndarray] = {
             own: _rows(array) for path, array in joint.arrays.items() if (own := own_path(path, group.name)) is not None
@@ -262,18 +270,21 @@ class ParallelVectorEnv(VectorEnv):
         how = {"groups": groups, "state": state, "info_masks": info_masks, "same_step": mode == AutoresetMode.SAME_STEP}
         makes = [functools.partial(_make_joint, env_fn, how, wrap) for env_fn in check_functions(env_fns)]
         self.joint = JointVectorEnv(makes, **options)
-        found = self._agreed_groups()
+        of_envs = self._agreed_groups()
         clip, float32 = options.get("clip_actions", False), options.get("float32_observations", False)
         self.autoreset_mode = mode
         self.metadata, self.render_mode, self.spec = self.joint.metadata, self.joint.render_mode, None
-        self.agents = tuple(agent for group in found for agent in group.agents)
+        self.agents = tuple(agent for group in of_envs[0] for agent in group.agents)
         self.groups = {
-            group.name: AgentRows(self.joint, group, self.agents, clip_actions=clip, float32=float32) for group in found
+            each[0].name: AgentRows(self.joint, each, self.agents, clip_actions=clip, float32=float32)
+            for each in zip(*of_envs, strict=True)
         }
         self.num_envs = sum(rows.num_envs for rows in self.groups.values())
         for name in ("single_observation_space", "observation_space", "single_action_space", "action_space"):
             of_groups = {group: getattr(rows, name) for group, rows in self.groups.items()}
-            setattr(self, name, self.from_groups(of_groups) if len(found) == 1 else spaces.Dict([*of_groups.items()]))
+            setattr(
+                self, name, self.from_groups(of_groups) if len(of_groups) == 1 else spaces.Dict([*of_groups.items()])
+            )
 
     def __enter__(self) -> ParallelVectorEnv:
         return self
@@ -386,18 +397,18 @@ class ParallelVectorEnv(VectorEnv):
             self.from_groups(dict(zip(self.groups, part, strict=True))) for part in zip(*of_groups, strict=True)
         )
 
-    def _agreed_groups(self) -> tuple[AgentGroup, ...]:
-        """Returns the groups of agents, or closes the joint vector env and raises if the envs have different groups."""
+    def _agreed_groups(self) -> list[tuple[AgentGroup, ...]]:
+        """Returns the groups of agents of each env, or closes the joint vector env and raises if they differ."""
         groups = self.joint.apply(_groups_of)
         for env, found in enumerate(groups):
-            if found != groups[0]:
+            if _outlines(found) != _outlines(groups[0]):
                 self.joint.close()
                 raise ValueError(
                     f"env {env} has the agents {[group.agents for group in found]}, by group, but the first env has "
                     f"{[group.agents for group in groups[0]]}: all envs need the same agents in the same order, with "
                     "the same spaces"
                 )
-        return groups[0]
+        return groups
 
     def _with_mask_of_envs(self, options: dict[str, Any] | None) -> dict[str, Any] | None:
         """Returns the options with a mask of envs in place of a mask of rows."""
@@ -425,6 +436,11 @@ def _make_joint(env_fn: Callable[[], Any], how: dict[str, Any], wrap: Callable[[
 
 def _groups_of(env: gym.Env) -> tuple[AgentGroup, ...]:
     return env.unwrapped.agent_groups  # type: ignore[attr-defined]  # of a JointEnv
+
+
+def _outlines(groups: Sequence[AgentGroup]) -> list[tuple[Any, ...]]:
+    """Returns the groups without their observation spaces, which the vector env of joint envs compares."""
+    return [(group.name, group.agents, group.action_space) for group in groups]
 
 
 def own_path(path: Path, group: str) -> Path | None:

@@ -20,6 +20,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 from vecenv.async_vector_env import AsyncVectorEnv
 from vecenv.batched import ADVICE, Batched
 from vecenv.rows.infos import split_infos
+from vecenv.spaces import enclosing
 from vecenv.state import layers_of
 from vecenv.vector_env import PooledVectorEnv
 
@@ -56,7 +57,8 @@ class VecEnvAdapter(VecEnv):
         self.envs = envs
         self._batched = isinstance(envs.env_fns, Batched)  # whether there are no single envs
         self._actions: np.ndarray | None = None  # held from step_async to step_wait for a SyncVectorEnv
-        super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
+        observed = enclosing(envs.single_observation_space, envs.observation_space)
+        super().__init__(envs.num_envs, observed, envs.single_action_space)
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
         """Sets the seeds of the next reset: env i gets `seed + i`. None draws a seed."""
@@ -167,7 +169,7 @@ class SubprocVecEnv(VecEnvAdapter):
     """A drop-in replacement for `stable_baselines3.common.vec_env.SubprocVecEnv`.
 
     Args:
-        env_fns: One function per env, each returning a new env.
+        env_fns: One function per env, each returning a new env. As in SB3, the bounds of observations may differ.
         start_method: The argument `context` of `AsyncVectorEnv`.
         **vector_kwargs: Further arguments of `AsyncVectorEnv`, such as `num_workers`.
 
@@ -181,5 +183,5 @@ class SubprocVecEnv(VecEnvAdapter):
     """
 
     def __init__(self, env_fns: Sequence[Callable[[], gym.Env]], start_method: str | None = None, **vector_kwargs: Any):
-        vector_kwargs = {"context": start_method, **vector_kwargs, "autoreset_mode": AutoresetMode.SAME_STEP}
-        super().__init__(AsyncVectorEnv(env_fns, **vector_kwargs))
+        how: dict[str, Any] = {"context": start_method, "observation_mode": "different", **vector_kwargs}
+        super().__init__(AsyncVectorEnv(env_fns, **{**how, "autoreset_mode": AutoresetMode.SAME_STEP}))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from vecenv.batched import ADVICE
 from vecenv.rows.episode_infos import parse
 
 Seeds = int | Sequence[int | None] | None
@@ -45,6 +46,12 @@ def per_env(values: Any, num_envs: int) -> list[Any]:
             f"Got `{len(values)}` values for {num_envs} environments."
         )
     return list(values)
+
+
+def check_equal(name: str, values: Sequence[Any]) -> None:
+    """Raises ValueError if the values of an attribute differ, although a `Batched` has one for all its envs."""
+    if any(value is not values[0] and not np.all(value == values[0]) for value in values):
+        raise ValueError(f"{name!r} is one attribute of a vector env for all its envs: pass equal values. {ADVICE}")
 
 
 def seed_of_each(seed: Seeds, num_envs: int) -> list[int | None]:

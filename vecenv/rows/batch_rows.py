@@ -311,12 +311,10 @@ class BatchRows(Rows):
         raise TypeError(f"{type(self._env).__name__} steps all its envs at once, so there is no single env. {ADVICE}")
 
     def set_attr(self, name: str, values: Sequence[Any]) -> None:
-        """Sets an attribute of the vector env. All values must be equal."""
+        """Sets an attribute of the vector env. All values are equal."""
 
         def write() -> None:
             self._attribute(name)
-            if any(value is not values[0] and not np.all(value == values[0]) for value in values):
-                raise ValueError(f"{name!r} is one attribute of {type(self._env).__name__} for all its envs. {ADVICE}")
             setattr(self._env, name, values[0])
 
         self._guarded(None, f"set_attr({name!r})", write)

@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector.utils import batch_differing_spaces
 
 from vecenv import spaces as tree
 from vecenv.memory import layout
@@ -21,6 +22,9 @@ Write = Callable[[int, Any], None]
 
 class Exact(spaces.Box):
     """A Box whose values are neither converted by `float32_observations` nor checked by `finite_observations`."""
+
+
+batch_differing_spaces.register(Exact, batch_differing_spaces.registry[spaces.Box])  # it looks for the exact class
 
 
 def as_float32(space: gym.Space) -> gym.Space:
