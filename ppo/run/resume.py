@@ -26,7 +26,10 @@ from ppo.run.modules import config_to_load
 from ppo.run.scores import Evaluation
 from vecenv.ingraph import InGraphVectorEnv
 
-MAX_STATES_S = 1.0  # periodic checkpoints omit the states of the envs if saving them took longer than this, in seconds
+MAX_STATES_S = (
+    1.0  # seconds; if saving the states of the envs took longer, some periodic checkpoints omit them, so that
+)
+STATES_SHARE = 0.01  # saving them takes at most this share of the time
 
 # Settings of the networks that a run may change if it starts from another run, and those of the networks' scales.
 MAY_DIFFER = {"policy_output_gain", "initial_log_std", "min_log_std"}
@@ -85,8 +88,9 @@ class Saver:
         self._checkpoints = Checkpoints(run.checkpoints, **modules)
         self._env_states: Any = None  # from the restored checkpoint
         self._why_fresh: str | None = None  # why the restored checkpoint holds no env states
-        self._not_restorable: str | None = None  # why no checkpoint of this run can hold env states
+        self._warned: set[str] = set()  # the reasons for missing env states that were warned of
         self._states_s = 0.0  # duration of the last attempt to save env states
+        self._tried_s = 0.0  # when it ended
         self._saved_steps: int | None = None  # env-steps of the last checkpoint
         self._complete = False  # whether it holds everything that a checkpoint of this run can hold
         self._best = number_in(run.checkpoints, BEST, "return_mean")  # None: there is no best checkpoint yet
@@ -178,15 +182,14 @@ class Saver:
 
     def _states_of_envs(self, periodic: bool, dropped: bool) -> tuple[bytes | None, str | None, Exception | None]:
         """Returns the serialized states of the envs, or why there are none, and the error if the envs are broken."""
-        if self._not_restorable is not None:
-            return None, self._not_restorable, None
         if dropped:
             return None, "a rollout that was not trained on was in progress", None
         if self._envs.steps:  # a worker died mid-rollout: a resumed run would lack the rollout's first steps
             return None, f"{self._envs.steps} of {self._envs.num_steps} steps of a rollout had been taken", None
-        if periodic and self._states_s > MAX_STATES_S:
-            return None, f"saving them took {self._states_s:.1f} s, so it was postponed to the end of the run", None
         start = time.perf_counter()
+        waits = start - self._tried_s < self._states_s / STATES_SHARE
+        if periodic and self._states_s > MAX_STATES_S and waits:
+            return None, f"saving them took {self._states_s:.1f} s, so this checkpoint omits them", None
         try:
             return vecenv.state.dumps(self._envs.get_state()), None, None
         except (vecenv.WorkerDied, vecenv.StateError, multiprocessing.TimeoutError) as error:
@@ -194,7 +197,8 @@ class Saver:
         except Exception as error:  # env states are optional: an env's exception must not lose the learner's state
             return None, self._omit_states(error), None
         finally:
-            self._states_s = time.perf_counter() - start
+            self._tried_s = time.perf_counter()
+            self._states_s = self._tried_s - start
 
     def _of_all_ranks(self, states: bytes | None, why_fresh: str | None) -> tuple[bytes | None, str | None]:
         """Returns the env states of all ranks, rank 0 first, or None and the reason of the first rank without."""
@@ -204,14 +208,19 @@ class Saver:
         return vecenv.state.dumps([state for one in of_ranks for state in vecenv.state.loads(one)]), None
 
     def _omit_states(self, error: Exception) -> str:
-        """Warns that checkpoints will not hold env states, stops trying to save them, and returns the reason."""
-        self._not_restorable = sentence_of(error)
-        if self._why_fresh is None or not isinstance(error, vecenv.NotRestorable):  # else it said so on resuming
+        """Warns once of each reason why a checkpoint does not hold the env states, and returns the reason.
+
+        The next checkpoint may hold them: a worker that was restarted, for example, has a state after its next step.
+        """
+        reason = sentence_of(error)
+        # A resumed run has already said that its envs cannot be restored.
+        if reason not in self._warned and (self._why_fresh is None or not isinstance(error, vecenv.NotRestorable)):
             self._callback.on_warning(
-                "checkpoints will not hold the states of the envs, so a resumed run begins fresh episodes: "
-                f"{self._not_restorable}"
+                "checkpoints will not hold the states of the envs until this changes, so a resumed run begins fresh "
+                f"episodes: {reason}"
             )
-        return self._not_restorable
+        self._warned.add(reason)
+        return reason
 
 
 def check_origin(origin: Run, config: Config) -> None:

@@ -531,6 +531,24 @@ def test_training_progress_survives_a_worker_death_while_env_states_are_saved(tm
     assert path.name == "step_000000000032" and "exited with code 3" in progress["why_fresh"]
 
 
+@pytest.mark.filterwarnings("ignore:.*It is restarted")
+@pytest.mark.parametrize("fails", [kills_the_worker, raises_value_error])
+def test_checkpoints_hold_env_states_again_once_they_can_be_saved(tmp_path, fails):
+    class Counts(Callback):
+        def on_checkpoint(self, env_steps, path):
+            states.append((path / "envs.npz").exists())
+            if env_steps == 32:
+                flag.touch()
+
+    flag, states, notes = tmp_path / "flag", [], Notes()
+    config = dataclasses.replace(CONFIG, total_steps=160, on_worker_death="restart")
+    envs = [functools.partial(Unwilling, fails, flag)] * 2
+    run_training(config, Run.create(tmp_path, "once", config), Callbacks([Counts(), notes]), envs=envs)
+    assert states == [True, False, True, True, True]
+    (warning,) = notes.warnings
+    assert warning.startswith("checkpoints will not hold the states of the envs until this changes, so a resumed run")
+
+
 def test_training_progress_survives_env_states_that_cannot_be_written(tmp_path, monkeypatch):
     def dumps(states):
         raise RecursionError("maximum recursion depth exceeded")
