@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import importlib
 import math
@@ -144,13 +145,13 @@ class Callbacks(Callback):
             self._call("on_start", config, env_steps, callbacks=[callback])
 
     def on_update(self, report: dict[str, Any]) -> None:
-        self._call("on_update", report)
+        self._call("on_update", report, copies=True)
 
     def on_report(self, report: dict[str, Any]) -> None:
-        self._call("on_report", report)
+        self._call("on_report", report, copies=True)
 
     def on_evaluation(self, env_steps: int, evaluation: Evaluation) -> None:
-        self._call("on_evaluation", env_steps, evaluation)
+        self._call("on_evaluation", env_steps, evaluation, copies=True)
 
     def on_checkpoint(self, env_steps: int, path: Path) -> None:
         self._call("on_checkpoint", env_steps, path)
@@ -158,11 +159,13 @@ class Callbacks(Callback):
     def on_warning(self, message: str) -> None:
         self._call("on_warning", message)
 
-    def _call(self, name: str, *arguments: Any, callbacks: Iterable[Callback] | None = None) -> None:
-        """Calls a method of the given callbacks, or of all."""
+    def _call(
+        self, name: str, *arguments: Any, callbacks: Iterable[Callback] | None = None, copies: bool = False
+    ) -> None:
+        """Calls a method of the given callbacks, or of all. With `copies`, each may change its arguments."""
         for callback in self._callbacks if callbacks is None else callbacks:
             try:
-                getattr(callback, name)(*arguments)
+                getattr(callback, name)(*(copy.deepcopy(arguments) if copies else arguments))
             except StopTraining:  # only recorded, because all ranks must complete the update together
                 self.interrupted = True
 

@@ -21,14 +21,14 @@ from ppo.graphs import graph_function
 from ppo.model.agent import Agent
 from ppo.model.checks import check_losses, check_rollout
 from ppo.model.distributions import scale_warning
-from ppo.results.evaluation import Players, evaluate, limit_of
+from ppo.results.evaluation import EvaluationStopped, Players, evaluate, limit_of
 from ppo.results.policy import Policy
 from ppo.run.checkpoint import name_of, recorded_actions
 from ppo.run.folder import Run
 from ppo.run.metrics import Clock, MetricsWriter
 from ppo.run.resume import Progress, Saver, start_from
 from ppo.run.scores import Evaluation, Result
-from ppo.run.signals import stop_on_signal
+from ppo.run.signals import Stop, stop_on_signal
 from ppo.run.status import Collecting, Status, Tally
 from ppo.seeds import env_seeds, sampling_seed
 from vecenv.ingraph import InGraphVectorEnv
@@ -92,8 +92,11 @@ def run_training(
         evaluated = envs if eval_envs is None else eval_envs
         if ranks.number == 0:
             _check_evaluation(config, run, evaluated, callback.on_warning)
-        trainer = Trainer(config, run, vector, callback, evaluated, resume=resume, status=status, ranks=ranks)
-        with closing(trainer), stop_on_signal() as stop:
+        stop = Stop()
+        trainer = Trainer(
+            config, run, vector, callback, evaluated, resume=resume, status=status, stopped=stop.is_set, ranks=ranks
+        )
+        with closing(trainer), stop_on_signal(stop):
             if origin is not None:
                 started = {team.name: (team.agent, team.learner.rewards.moments) for team in trainer.teams}
                 start_from(origin, started, run, callback.on_warning)
@@ -105,7 +108,9 @@ def run_training(
                 reason = trainer.reason(interrupted=stop.is_set() or callback.interrupted)
                 # Order: all ranks take the same branch, although only rank 0 has callbacks.
                 if reason or (trainer.progress.finished and not ranks.any(callback.interrupted)):
-                    return Result(run.path, trainer.progress.env_steps, trainer.finish(reason), stopped=reason)
+                    evaluation = trainer.finish(reason)
+                    if evaluation is not None:
+                        return Result(run.path, trainer.progress.env_steps, evaluation, stopped=reason)
             except BaseException as error:
                 # A signal may go to the whole process group, whose workers it then kills.
                 worker_died = stop.is_set() and isinstance(error, vecenv.WorkerDied)
@@ -156,10 +161,12 @@ class Trainer:
 
     def __init__(
         self, config: Config, run: Run, vector: Any, callback: Callbacks, source: EnvSource = None, *,
-        resume: bool = False, status: Status | None = None, ranks: Ranks = Ranks(),  # noqa: B008
+        resume: bool = False, status: Status | None = None, stopped: Callable[[], bool] = lambda: False,
+        ranks: Ranks = Ranks(),  # noqa: B008
     ):  # fmt: skip
         self._status = Status("training") if status is None else status
         self.config, self._run, self._callback, self._source = config, run, callback, source
+        self._stopped = stopped
         self._ranks, self._rank = ranks, ranks.number if ranks.count > 1 else None
         own, total = ranks.envs(config), config.num_envs
         joint = vector.joint if config.is_multi_agent else vector
@@ -190,7 +197,8 @@ class Trainer:
             self._saver.resume(config)
         self._writer = MetricsWriter(run, config, self.progress.env_steps)
         self.evaluation: Evaluation | None = None
-        self._unreported: dict[str, Any] | None = None  # metrics of the last update, until they are written
+        if self._writer.has_report:
+            self.progress.unreported = None
         # Views of the last rollout's slab, which the envs do not overwrite before the next rollout is complete.
         self._observed: dict[str, Any] = {}
 
@@ -211,6 +219,8 @@ class Trainer:
         self.policies()
         self._callback.attach_policies(lambda: {team.name: _live(team) for team in self.teams})
         self._callback.on_start(self.config, progress.env_steps)
+        if progress.unreported is not None and self._ranks.number == 0:
+            self.report(progress.unreported)  # the run ended between a checkpoint and its report
 
     def iterate(self) -> dict[str, Any]:
         """Collects a rollout, updates the policies with it, and returns all metrics.
@@ -299,15 +309,17 @@ class Trainer:
         return {team.name: team.policy() for team in self.teams}
 
     def conclude(self, metrics: dict[str, Any]) -> None:
-        """Reports and saves, each if it is due after an update, and calls `on_update`.
+        """Saves, evaluates and reports, each if it is due after an update, and calls `on_update`.
 
-        Order: the report of an update is written before its checkpoint, because a resumed run removes later reports.
+        Order: a checkpoint precedes an evaluation, which may take long, and every report. It holds the metrics, which a
+        resumed run reports if this process did not get that far.
         """
-        self._unreported = metrics
+        progress = self.progress
+        progress.unreported = metrics
+        if progress.due(self.config.checkpoint_interval) or progress.due(self.config.eval_interval):
+            self.save(periodic=not progress.finished)
         if self._ranks.number == 0:
             self.report(metrics)
-        if self.progress.due(self.config.checkpoint_interval):
-            self.save(periodic=not self.progress.finished)
         self._callback.on_update(metrics)
 
     def reason(self, *, interrupted: bool) -> str | None:
@@ -320,48 +332,61 @@ class Trainer:
         return self._ranks.texts("" if interrupted else self._callback.reason or "")[0] or None
 
     def report(self, metrics: dict[str, Any], *, last: bool = False) -> None:
-        """Evaluates and reports, each if it is due after an update. The last update is always reported."""
+        """Evaluates and reports, each if it is due after an update. The last update is always reported.
+
+        An evaluation that is cut short is not reported. A resumed run begins with it.
+        """
         config, progress, callback = self.config, self.progress, self._callback
         evaluation, reports = None, last or progress.due(config.report_interval) or progress.due(config.eval_interval)
         if reports:  # restarted here, so that the next report's speed includes the time of the evaluation
             progress.clock.restart(progress.env_steps)
         if progress.due(config.eval_interval):
             evaluation = self.evaluate()
+            if evaluation is None:
+                return
             metrics |= evaluation.metrics()
         if reports:
             logged = callback.logged()
             self._writer.write(metrics, logged)
-            self._unreported = None
+            progress.unreported = None
             callback.on_report({**metrics, **logged})
         if evaluation is not None:
             callback.on_evaluation(progress.env_steps, evaluation)
 
-    def finish(self, reason: str | None) -> Evaluation:
+    def finish(self, reason: str | None) -> Evaluation | None:
         """Evaluates the final policy if it has not been evaluated yet, and writes its scores.
 
-        With the reason why a callback finishes the run early, first reports and saves the last update if necessary.
+        With the reason why a callback finishes the run early, first saves and reports the last update if necessary.
+        Returns None if the evaluation was cut short.
         """
-        env_steps, evaluation, metrics = self.progress.env_steps, self.evaluation, self._unreported
+        env_steps, evaluation, metrics = self.progress.env_steps, self.evaluation, self.progress.unreported
         if reason is not None:
+            self.save()
             if metrics is not None and self._ranks.number == 0:
                 self.report(metrics, last=True)
-            self.save()
         if self._ranks.number > 0:
-            return Evaluation.from_json(json.loads(self._ranks.texts("")[0]))
+            text = self._ranks.texts("")[0]
+            return Evaluation.from_json(json.loads(text)) if text else None
         if evaluation is None:
             evaluation = self.evaluate()
-            self._callback.on_evaluation(env_steps, evaluation)
-        self._ranks.texts(json.dumps(evaluation.to_json()))
+            if evaluation is not None:
+                self._callback.on_evaluation(env_steps, evaluation)
+        self._ranks.texts("" if evaluation is None else json.dumps(evaluation.to_json()))
+        if evaluation is None:
+            return None
         why = {} if reason is None else {"stopped": reason}
         self._run.write_evaluation({"env_steps": env_steps, **evaluation.summary(), **evaluation.to_json(), **why})
         return evaluation
 
-    def evaluate(self) -> Evaluation:
-        """Evaluates the current policy on separate envs."""
+    def evaluate(self) -> Evaluation | None:
+        """Evaluates the current policy on separate envs. Returns None if a stop is requested meanwhile."""
         tally, limit = Tally(self.config.eval_episodes), limit_of(self.progress.episodes.longest)
-        players = Players(self.policies(), self.config, limit, self._callback.on_warning, tally)
-        with self._status.doing(tally):
-            self.evaluation = evaluate(players, self._source, self.config.eval_episodes)
+        players = Players(self.policies(), self.config, limit, self._callback.on_warning, tally, self._stopped)
+        try:
+            with self._status.doing(tally):
+                self.evaluation = evaluate(players, self._source, self.config.eval_episodes)
+        except EvaluationStopped:
+            return None
         actions = recorded_actions(self.policies(), self._observed)
         self._saver.save_best(self.evaluation, actions)
         return self.evaluation

@@ -33,6 +33,10 @@ MIN_LIMIT = 10_000  # least number of steps after which an evaluation cuts an ep
 ATTEMPTS = 3  # how often an evaluation is played if the death of a worker cuts its episodes off
 
 
+class EvaluationStopped(Exception):
+    """A stop was requested during an evaluation, which therefore has no result."""
+
+
 class _Side:
     """A team's policy in all envs: what it sees, what it remembers, and what its agents have earned.
 
@@ -96,6 +100,7 @@ class Players:
         limit: Number of steps after which an episode is cut off; see `limit_of`.
         warn: Called with the number of episodes that were cut off, if there are any.
         tally: Counts the episodes and steps, for a display.
+        stopped: Whether to end the evaluation without a result; asked before every step.
     """
 
     agents: Mapping[str, Agent]
@@ -103,6 +108,7 @@ class Players:
     limit: int
     warn: Callable[[str], None] = print
     tally: Tally = dataclasses.field(default_factory=Tally)
+    stopped: Callable[[], bool] = lambda: False
 
 
 def play(
@@ -115,6 +121,7 @@ def play(
     `functions` is the number of different functions that made the envs in turn.
 
     Raises:
+        EvaluationStopped: If `players.stopped` says so.
         TrainingDiverged: If a reward is not finite.
         NothingAllowed: If the env has one agent, and its action mask forbids every action.
         multiprocessing.TimeoutError: If an env does not answer for `config.step_timeout_s` seconds.
@@ -132,6 +139,8 @@ def play(
         names = () if whole is envs else tuple(map(str, rows.group.agents))
         sides[name] = _Side(players.agents[name], rows, names, first[name], rng)
     while left.any():
+        if players.stopped():
+            raise EvaluationStopped
         results, over = _step(envs, {name: side.act() for name, side in sides.items()}, config.step_timeout_s)
         for name, side in sides.items():
             side.observe(results[name], over)

@@ -194,14 +194,19 @@ class MetricsWriter:
 
     Existing reports of steps after `env_steps` are removed, because an interruption lost that part of the run, and it
     is trained again. Every method raises RunError if a file cannot be written, for example because the disk is full.
+
+    Attributes:
+        has_report: Whether the files already hold a report of `env_steps`.
     """
 
     def __init__(self, run: Run, config: Config, env_steps: int):
         self._run = run
+        self.has_report = False
         with self._raising():
             if run.metrics.exists():
                 lines = run.metrics.read_text(errors="replace").splitlines()
                 kept = [line for line in lines if _is_until(line, env_steps)]
+                self.has_report = bool(kept) and json.loads(kept[-1])["env_steps"] == env_steps
                 # This also replaces a hard link with a file of the run.
                 write_atomically(run.metrics, "".join(line + "\n" for line in kept))
             self._file = open(run.metrics, "ab", buffering=0)  # noqa: SIM115  closed by `close`

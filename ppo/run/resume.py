@@ -42,6 +42,7 @@ class Progress:
     def __init__(self, config: Config, teams: Mapping[str, Sequence[str]] = MappingProxyType({})):
         self.config = config
         self.updates = 0
+        self.unreported: dict[str, Any] | None = None  # metrics of the last update, until they are reported
         self.episodes = Episodes(config.info_metrics, teams)
         self.clock = Clock(0.0, 0)
 
@@ -64,11 +65,17 @@ class Progress:
 
     def to_json(self) -> dict[str, Any]:
         """Returns JSON values from which `load` restores the progress."""
-        return {"update": self.updates, "wall_s": self.clock.wall_s, "episodes": self.episodes.state()}
+        return {
+            "update": self.updates,
+            "wall_s": self.clock.wall_s,
+            "episodes": self.episodes.state(),
+            "unreported": self.unreported,
+        }
 
     def load(self, values: Mapping[str, Any]) -> None:
         """Restores a result of `to_json`."""
         self.updates = values["update"]
+        self.unreported = values.get("unreported")  # optional: older checkpoints follow their reports
         self.episodes.load(values["episodes"])
         self.clock = Clock(values["wall_s"], self.env_steps)
 
