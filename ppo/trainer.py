@@ -66,7 +66,7 @@ def run_training(
     if config.is_multi_agent and ranks.count > 1:
         raise ConfigError("several ranks cannot train envs with several agents: omit --ranks")
     status = Status("building the environments")
-    callback.attach(config)
+    callback.attach(config, run.path)
     callback.on_status(status)
     if resume:
         run.check_given(envs is not None)  # before `config.env` is made, which may not exist
