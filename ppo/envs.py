@@ -221,6 +221,26 @@ def spaces_of(config: Config, envs: Any) -> dict[str, tuple[gym.Space, gym.Space
     return {name: (rows.single_observation_space, rows.env_action_space) for name, rows in teams.items()}
 
 
+def time_limit_of(envs: Envs) -> int:
+    """Returns the number of steps after which all envs truncate an episode, as far as it is known; otherwise 0."""
+    limits: Sequence[int | None] = [None]
+    try:
+        limits = envs.apply(_time_limit)
+    except TypeError:  # they are stepped in one call
+        with contextlib.suppress(AttributeError):
+            limits = envs.get_attr("max_episode_steps")
+    return max(limit or 0 for limit in limits)
+
+
+def _time_limit(env: Any) -> int | None:
+    """Returns the steps of the outermost `TimeLimit` around an env, or None if there is none."""
+    while env is not None:
+        if isinstance(env, gym.wrappers.TimeLimit):
+            return env._max_episode_steps
+        env = getattr(env, "env", None)
+    return None
+
+
 def sentence_of(error: Exception) -> str:
     """Returns the message of an error as one line. For an `EnvError`, this is the last line of its traceback."""
     if not isinstance(error, vecenv.VecEnvError):

@@ -380,7 +380,8 @@ class Trainer:
 
     def evaluate(self) -> Evaluation | None:
         """Evaluates the current policy on separate envs. Returns None if a stop is requested meanwhile."""
-        tally, limit = Tally(self.config.eval_episodes), limit_of(self.progress.episodes.longest)
+        progress, tally = self.progress, Tally(self.config.eval_episodes)
+        limit = limit_of(progress.episodes.longest, self.config.num_steps * progress.updates)
         players = Players(self.policies(), self.config, limit, self._callback.on_warning, tally, self._stopped)
         try:
             with self._status.doing(tally):

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 
+import gymnasium as gym
 import imageio.v3 as imageio
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import pytest
 import ppo
 import vecenv
 from ppo import Evaluation
+from ppo.envs import time_limit_of
 from ppo.results import evaluation as evaluations
 from ppo.results.evaluation import MIN_LIMIT, Players, limit_of, play
 from tests.drawing import Striped
@@ -66,6 +68,32 @@ def test_an_evaluation_needs_an_episode():
 def test_the_limit_is_ten_times_the_longest_training_episode():
     assert limit_of(None) == limit_of(0) == limit_of(1000) == MIN_LIMIT == 10_000
     assert limit_of(1001) == 10_010
+    assert limit_of(None, 0) == limit_of(50, 1000) == limit_of(None, 10**6) == 10_000  # 0: training has not begun
+    assert limit_of(None, 32) == limit_of(31, 32) == 320 and limit_of(40, 32) == 400
+
+
+def test_a_short_run_on_an_env_that_never_ends_has_a_short_evaluation(tmp_path):
+    warnings, make = Warnings(), functools.partial(CountingEnv, 0, NEVER)
+    result = ppo.train(CONFIG, make, callbacks=[warnings], logdir=tmp_path)
+    assert result.evaluation.lengths.tolist() == [320, 320]  # ten times the 32 steps of training in each env
+    (message,) = warnings.messages
+    assert message.startswith("3 of 3 episodes did not end: an env whose episode reaches 320 steps is stopped, because")
+    assert ppo.evaluate_run(result.path, 1, envs=make).lengths.tolist() == [320]
+    # A time limit of the env itself, here 400 steps, is not cut short.
+    limited = functools.partial(gym.wrappers.TimeLimit, CountingEnv(0, NEVER), 400)
+    assert ppo.evaluate_run(result.path, 1, envs=lambda: gym.Wrapper(limited())).lengths.tolist() == [400]
+
+
+def test_the_time_limit_of_envs_is_known_wherever_they_are_stepped():
+    for number, made in enumerate(
+        (
+            vecenv.make("CartPole-v1", 2, num_workers=1, max_episode_steps=7),
+            vecenv.make("Hopper-v5", 2, max_episode_steps=7),
+            vecenv.SyncVectorEnv([functools.partial(CountingEnv, 0)]),
+        )
+    ):
+        with made as envs:
+            assert time_limit_of(envs) == (7, 7, 0)[number]
 
 
 def test_a_run_on_an_env_that_never_ends_has_a_score_and_a_warning(tmp_path, monkeypatch):
