@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -22,9 +23,9 @@ from ppo.model.agent import Agent
 from ppo.model.checks import check_losses, check_rollout
 from ppo.model.distributions import scale_warning
 from ppo.results.evaluation import EvaluationStopped, Players, evaluate, limit_of
-from ppo.results.policy import Policy
-from ppo.run.checkpoint import name_of, recorded_actions
-from ppo.run.folder import Run
+from ppo.results.policy import Policy, load_agent
+from ppo.run.checkpoint import BEST, name_of, recorded_actions
+from ppo.run.folder import Run, RunError
 from ppo.run.metrics import Clock, MetricsWriter
 from ppo.run.resume import Progress, Saver, start_from
 from ppo.run.scores import Evaluation, Result
@@ -195,6 +196,9 @@ class Trainer:
         self._saver = Saver(run, self.progress, self.envs, callback, modules, ranks=ranks)
         if resume:
             self._saver.resume(config)
+        # The envs of `best` cannot be compared with envs that are passed as objects.
+        known = source is None and self._saver.best_had(config.eval_env_kwargs)
+        self._best_is_stale = self._saver.best is not None and not known
         self._writer = MetricsWriter(run, config, self.progress.env_steps)
         self.evaluation: Evaluation | None = None
         if self._writer.has_report:
@@ -384,6 +388,8 @@ class Trainer:
         limit = limit_of(progress.episodes.longest, self.config.num_steps * progress.updates)
         players = Players(self.policies(), self.config, limit, self._callback.on_warning, tally, self._stopped)
         try:
+            if self._best_is_stale:
+                self._rescore_best(players)
             with self._status.doing(tally):
                 self.evaluation = evaluate(players, self._source, self.config.eval_episodes)
         except EvaluationStopped:
@@ -391,6 +397,24 @@ class Trainer:
         actions = recorded_actions(self.policies(), self._observed)
         self._saver.save_best(self.evaluation, actions)
         return self.evaluation
+
+    def _rescore_best(self, players: Players) -> None:
+        """Evaluates the checkpoint `best` again, because a resumed run may evaluate in other envs than before.
+
+        Otherwise the score of an easier evaluation would prevent later policies from becoming the best.
+        """
+        before, warn, tally = self._saver.best, self._callback.on_warning, Tally(doing="evaluating the best checkpoint")
+        try:
+            agents = {team: load_agent(self._run, warn, checkpoint=BEST, team=team) for team in players.agents}
+            best = dataclasses.replace(players, agents=agents, tally=tally)
+            with self._status.doing(tally):
+                scores = evaluate(best, self._source, self.config.eval_episodes)
+            self._saver.best = float(scores.returns.mean())
+        except RunError:
+            self._saver.best = None  # it is damaged
+        if self._saver.best != before:
+            warn(f"the checkpoint best, whose mean return was {before}, has {self._saver.best} in the evaluation envs")
+        self._best_is_stale = False
 
     def save(self, *, periodic: bool = False, alone: bool = False) -> None:
         """Writes a checkpoint unless nothing has changed since the last one; see `Saver.save`.

@@ -19,7 +19,7 @@ from ppo.config import SETTINGS, Config, ConfigError
 from ppo.envs import sentence_of
 from ppo.model.agent import Agent
 from ppo.model.normalize import RunningMoments
-from ppo.run.checkpoint import BEST, Checkpoints, Recorded, name_of, number_in, only_reward_moments
+from ppo.run.checkpoint import BEST, Checkpoints, Recorded, name_of, number_in, only_reward_moments, value_in
 from ppo.run.folder import Run, RunError, write_atomically
 from ppo.run.metrics import Clock, Episodes
 from ppo.run.modules import config_to_load
@@ -85,6 +85,9 @@ class Saver:
 
     A checkpoint always holds the progress and the modules. It also holds the env states if these can be saved. A run
     that resumes without env states begins fresh episodes. Rank 0 writes checkpoints, with the env states of all ranks.
+
+    Attributes:
+        best: The mean return of the checkpoint `best` in an evaluation; None if there is no such checkpoint yet.
     """
 
     def __init__(
@@ -100,7 +103,7 @@ class Saver:
         self._tried_s = 0.0  # when it ended
         self._saved_steps: int | None = None  # env-steps of the last checkpoint
         self._complete = False  # whether it holds everything that a checkpoint of this run can hold
-        self._best = number_in(run.checkpoints, BEST, "return_mean")  # None: there is no best checkpoint yet
+        self.best = number_in(run.checkpoints, BEST, "return_mean")
 
     def resume(self, config: Config) -> None:
         """Restores the newest valid checkpoint, and writes the settings for the rest of the run."""
@@ -179,13 +182,20 @@ class Saver:
         Nothing resumes from this checkpoint, so it holds no env states. Ranks other than 0 do not take part.
         """
         return_mean = float(evaluation.returns.mean())
-        if self._best is None or return_mean >= self._best:
+        if self.best is None or return_mean >= self.best:
             self._run.check_exists()
             steps = self._progress.env_steps
             values = {**self._progress.to_json(), "env_steps": steps, "return_mean": return_mean}
-            values["deterministic"] = evaluation.deterministic
+            values |= {
+                "deterministic": evaluation.deterministic,
+                "eval_env_kwargs": self._progress.config.eval_env_kwargs,
+            }
             self._checkpoints.save(steps, values, actions=actions, best=True)
-            self._best = return_mean
+            self.best = return_mean
+
+    def best_had(self, eval_env_kwargs: Mapping[str, Any]) -> bool:
+        """Returns whether the envs that evaluated the checkpoint `best` had these arguments."""
+        return value_in(self._run.checkpoints, BEST, "eval_env_kwargs") == eval_env_kwargs
 
     def _states_of_envs(self, periodic: bool, dropped: bool) -> tuple[bytes | None, str | None, Exception | None]:
         """Returns the serialized states of the envs, or why there are none, and the error if the envs are broken."""

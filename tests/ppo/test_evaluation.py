@@ -124,6 +124,52 @@ def test_an_evaluation_of_a_loaded_policy_has_the_limit_of_training(of_functions
     assert found.lengths.tolist() == [70]
 
 
+@pytest.mark.parametrize("by", ["function", pytest.param("eval_env_kwargs", marks=pytest.mark.slow)])
+def test_a_resumed_run_scores_the_best_checkpoint_again_if_its_evaluation_envs_may_differ(tmp_path, by):
+    """Episodes of 9 steps are worth 45, and those of 5 steps 15: the first score must not keep its place."""
+    config = dataclasses.replace(CONFIG, eval_interval=32)
+    envs = functools.partial(CountingEnv, 0, 5)
+
+    def how(length):
+        if by == "function":
+            return config, {"envs": envs, "eval_envs": functools.partial(CountingEnv, 0, length)}
+        return dataclasses.replace(config, env=f"{__name__}:Counting", eval_env_kwargs={"length": length}), {}
+
+    def best(result):
+        return json.loads((result.path / "checkpoints" / "best" / "progress.json").read_text())
+
+    settings, sources = how(9)
+    result = ppo.train(settings, **sources, logdir=tmp_path)
+    assert best(result)["return_mean"] == 45 and best(result)["env_steps"] == 64
+    warnings = Warnings()
+    settings, sources = how(5)
+    changed = {"total_steps": 128, "eval_env_kwargs": settings.eval_env_kwargs, "trust_modules": True}
+    ppo.resume(result.path, **changed, **sources, callbacks=warnings)
+    assert best(result)["return_mean"] == 15 and best(result)["env_steps"] == 128
+    assert warnings.messages[1:] == ["the checkpoint best, whose mean return was 45.0, has 15.0 in the evaluation envs"]
+    # The best policy keeps its place if it is better in the new envs, too.
+    file = result.path / "checkpoints" / "best" / "progress.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "env_steps": 7}))
+    with pytest.MonkeyPatch.context() as patch:
+        scores = iter([46.0, 45.0, 45.0])
+        real = evaluations.play
+        patch.setattr(
+            evaluations,
+            "play",
+            lambda *a, **k: dataclasses.replace(real(*a, **k), returns=np.full(3, next(scores))),
+        )
+        settings, sources = how(9)
+        ppo.resume(
+            result.path, **{**changed, "total_steps": 192, "eval_env_kwargs": settings.eval_env_kwargs}, **sources
+        )
+    assert best(result)["env_steps"] == 7
+
+
+class Counting(CountingEnv):
+    def __init__(self, length=5):
+        super().__init__(0, length)
+
+
 def test_a_video_of_an_episode_that_never_ends_is_cut_off(tmp_path, monkeypatch):
     monkeypatch.setattr(evaluations, "MIN_LIMIT", 4)
     warnings, run = [], untrained_run(tmp_path / "runs", Striped.observation_space, Striped.action_space)
