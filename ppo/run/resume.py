@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -162,19 +163,31 @@ class Saver:
             alone: Whether the other ranks do not save now, so that the env states must be omitted.
         """
         self._run.check_exists()
-        states, why_fresh, fault = self._states_of_envs(periodic, dropped)
+        states, fault = None, None
+        why_fresh = self._why_omitted(periodic, dropped)
+        if why_fresh is None:
+            if not self.written and not 0.0 < self._states_s <= MAX_STATES_S:
+                # It is not known that saving the states takes less time than a batch system grants.
+                self._write(actions, None, "the process ended while it saved them")
+            states, why_fresh, fault = self._states_of_envs()
         if alone and self._ranks.count > 1:
             states, why_fresh = None, "one rank saved the run because it failed"
         elif self._ranks.count > 1:
             states, why_fresh = self._of_all_ranks(states, why_fresh)
-        steps = self._progress.env_steps
-        if self._ranks.number == 0:
-            path = self._checkpoints.save(steps, {**self._progress.to_json(), "why_fresh": why_fresh}, states, actions)
-        self._saved_steps, self._complete = steps, states is not None or not periodic
-        if self._ranks.number == 0:
-            self._callback.on_checkpoint(steps, path)
+        path = self._write(actions, states, why_fresh)
+        self._complete = states is not None or not periodic
+        if path is not None:
+            self._callback.on_checkpoint(self._progress.env_steps, path)
         if fault is not None and periodic:
             raise fault
+
+    def _write(self, actions: Recorded, states: bytes | None, why_fresh: str | None) -> Path | None:
+        """Writes a checkpoint and returns its folder; None on ranks other than 0, which write none."""
+        steps, path = self._progress.env_steps, None
+        if self._ranks.number == 0:
+            path = self._checkpoints.save(steps, {**self._progress.to_json(), "why_fresh": why_fresh}, states, actions)
+        self._saved_steps, self._complete = steps, False
+        return path
 
     def save_best(self, evaluation: Evaluation, actions: Recorded) -> None:
         """Saves an evaluated policy as the checkpoint "best", unless an earlier one had a higher mean return.
@@ -197,16 +210,20 @@ class Saver:
         """Returns whether the envs that evaluated the checkpoint `best` had these arguments."""
         return value_in(self._run.checkpoints, BEST, "eval_env_kwargs") == eval_env_kwargs
 
-    def _states_of_envs(self, periodic: bool, dropped: bool) -> tuple[bytes | None, str | None, Exception | None]:
-        """Returns the serialized states of the envs, or why there are none, and the error if the envs are broken."""
+    def _why_omitted(self, periodic: bool, dropped: bool) -> str | None:
+        """Returns the reason why a checkpoint omits the states of the envs, or None if it need not omit them."""
         if dropped:
-            return None, "a rollout that was not trained on was in progress", None
+            return "a rollout that was not trained on was in progress"
         if self._envs.steps:  # a worker died mid-rollout: a resumed run would lack the rollout's first steps
-            return None, f"{self._envs.steps} of {self._envs.num_steps} steps of a rollout had been taken", None
-        start = time.perf_counter()
-        waits = start - self._tried_s < self._states_s / STATES_SHARE
+            return f"{self._envs.steps} of {self._envs.num_steps} steps of a rollout had been taken"
+        waits = time.perf_counter() - self._tried_s < self._states_s / STATES_SHARE
         if periodic and self._states_s > MAX_STATES_S and waits:
-            return None, f"saving them took {self._states_s:.1f} s, so this checkpoint omits them", None
+            return f"saving them took {self._states_s:.1f} s, so this checkpoint omits them"
+        return None
+
+    def _states_of_envs(self) -> tuple[bytes | None, str | None, Exception | None]:
+        """Returns the serialized states of the envs, or why there are none, and the error if the envs are broken."""
+        start = time.perf_counter()
         try:
             return vecenv.state.dumps(self._envs.get_state()), None, None
         except (vecenv.WorkerDied, vecenv.StateError, multiprocessing.TimeoutError) as error:

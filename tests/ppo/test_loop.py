@@ -611,6 +611,21 @@ def test_training_progress_survives_a_worker_death_while_env_states_are_saved(tm
     assert path.name == "step_000000000032" and "exited with code 3" in progress["why_fresh"]
 
 
+def test_a_checkpoint_without_env_states_is_written_before_states_that_may_take_long(tmp_path, monkeypatch):
+    """A batch system may kill a process a few seconds after SIGTERM, while an env saves its state."""
+
+    class Slow(RewardTurnsBad):
+        def get_state(self):
+            written.append([(path.name, (path / "envs.npz").exists()) for path in checkpoints(run)])
+
+    monkeypatch.setattr("ppo.run.resume.MAX_STATES_S", 0.0)
+    written, run = [], Run.create(tmp_path, "slow", CONFIG)
+    config = dataclasses.replace(CONFIG, num_envs=1, minibatch_size=16, num_workers=0, checkpoint_interval=10**9)
+    run_training(config, run, Callbacks([StopsAt(32)]), envs=functools.partial(Slow, 1.0))
+    assert written == [[("step_000000000032", False)]]
+    assert (checkpoints(run)[-1] / "envs.npz").exists()
+
+
 @pytest.mark.filterwarnings("ignore:.*It is restarted")
 @pytest.mark.parametrize("fails", [kills_the_worker, raises_value_error])
 def test_checkpoints_hold_env_states_again_once_they_can_be_saved(tmp_path, fails):
