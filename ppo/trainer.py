@@ -411,9 +411,10 @@ class Trainer:
                 scores = evaluate(best, self._source, self.config.eval_episodes)
             self._saver.best = float(scores.returns.mean())
         except RunError:
-            self._saver.best = None  # it is damaged
-        if self._saver.best != before:
-            warn(f"the checkpoint best, whose mean return was {before}, has {self._saver.best} in the evaluation envs")
+            self._saver.best = None  # it is damaged, as `warn` has said
+        now = self._saver.best
+        if now is not None and now != before:
+            warn(f"the checkpoint best, whose mean return was {before:,.1f}, has {now:,.1f} in the evaluation envs")
         self._best_is_stale = False
 
     def save(self, *, periodic: bool = False, alone: bool = False) -> None:

@@ -158,8 +158,8 @@ def play(
     if unfinished:
         players.warn(
             f"{unfinished} of {episodes} episodes did not end: an env whose episode reaches {limit:,} steps is "
-            "stopped, because training had no longer episodes, and the episode counts with its return so far. Give the "
-            "env a time limit: max_episode_steps when it is registered, or --env-kwargs max_episode_steps=N."
+            "stopped, far beyond the episodes of training, and the episode counts with its return so far. Give the env "
+            "a time limit: max_episode_steps when it is registered, or --env-kwargs max_episode_steps=N."
         )
     totals, lengths, of_infos, returns = zip(*(episode for of_env in played for episode in of_env), strict=True)
     of_agents: dict[str, np.ndarray] = {}
@@ -192,10 +192,13 @@ def limit_of(longest: float | None, steps: float | None = None) -> int:
 def evaluate(players: Players, source: EnvSource, episodes: int) -> Evaluation:
     """Plays episodes in new envs of a source; see `ppo.train`. Functions take turns. Each plays at least one episode.
 
-    Raises ConfigError if the policies cannot play in the envs, and WorkerDied if a worker died in each attempt.
+    Raises EvaluationStopped as `play` does, ConfigError if the policies cannot play in the envs, and WorkerDied if a
+    worker died in each attempt.
     """
     functions, tally = len(distinct(source)), players.tally
     episodes = tally.total = max(episodes, functions)
+    if players.stopped():  # before envs are made, which may take long
+        raise EvaluationStopped
     with evaluation_envs(players.config, source, episodes) as envs:
         check_playable(players.agents, spaces_of(players.config, envs))
         for attempt in range(1, ATTEMPTS + 1):

@@ -27,10 +27,9 @@ from ppo.run.modules import config_to_load
 from ppo.run.scores import Evaluation
 from vecenv.ingraph import InGraphVectorEnv
 
-MAX_STATES_S = (
-    1.0  # seconds; if saving the states of the envs took longer, some periodic checkpoints omit them, so that
-)
-STATES_SHARE = 0.01  # saving them takes at most this share of the time
+MAX_STATES_S, STATES_SHARE = 1.0, 0.01
+"""If saving the states of the envs took more than `MAX_STATES_S` seconds, periodic checkpoints omit them as often as is
+needed for saving them to take at most the share `STATES_SHARE` of the time."""
 
 # Settings of the networks that a run may change if it starts from another run, and those of the networks' scales.
 MAY_DIFFER = {"policy_output_gain", "initial_log_std", "min_log_std"}

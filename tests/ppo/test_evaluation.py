@@ -77,7 +77,7 @@ def test_a_short_run_on_an_env_that_never_ends_has_a_short_evaluation(tmp_path):
     result = ppo.train(CONFIG, make, callbacks=[warnings], logdir=tmp_path)
     assert result.evaluation.lengths.tolist() == [320, 320]  # ten times the 32 steps of training in each env
     (message,) = warnings.messages
-    assert message.startswith("3 of 3 episodes did not end: an env whose episode reaches 320 steps is stopped, because")
+    assert message.startswith("3 of 3 episodes did not end: an env whose episode reaches 320 steps is stopped, far")
     assert ppo.evaluate_run(result.path, 1, envs=make).lengths.tolist() == [320]
     # A time limit of the env itself, here 400 steps, is not cut short.
     limited = functools.partial(gym.wrappers.TimeLimit, CountingEnv(0, NEVER), 400)
@@ -85,15 +85,14 @@ def test_a_short_run_on_an_env_that_never_ends_has_a_short_evaluation(tmp_path):
 
 
 def test_the_time_limit_of_envs_is_known_wherever_they_are_stepped():
-    for number, made in enumerate(
-        (
-            vecenv.make("CartPole-v1", 2, num_workers=1, max_episode_steps=7),
-            vecenv.make("Hopper-v5", 2, max_episode_steps=7),
-            vecenv.SyncVectorEnv([functools.partial(CountingEnv, 0)]),
-        )
+    short = {"max_episode_steps": 7}
+    for expected, made in (
+        (7, vecenv.make("CartPole-v1", 2, num_workers=1, **short)),
+        (7, vecenv.make("Hopper-v5", 2, **short)),
+        (0, vecenv.SyncVectorEnv([functools.partial(CountingEnv, 0)])),
     ):
         with made as envs:
-            assert time_limit_of(envs) == (7, 7, 0)[number]
+            assert time_limit_of(envs) == expected
 
 
 def test_a_run_on_an_env_that_never_ends_has_a_score_and_a_warning(tmp_path, monkeypatch):
