@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -213,6 +214,24 @@ def distinct(source: EnvSource) -> list[EnvFn]:
     if isinstance(source, Sequence):
         return list({id(make): make for make in source}.values())
     return [source] if callable(source) else []
+
+
+def identity_of(source: EnvSource) -> Any:
+    """Returns JSON values that are equal in two processes if they pass the same functions.
+
+    Returns None for `config.env`, and for what cannot be compared: vector envs, lambdas, and functions with closures.
+    """
+    if isinstance(source, Sequence):
+        parts = [identity_of(make) for make in distinct(source)]
+        return None if None in parts else parts
+    if isinstance(source, functools.partial):
+        function = identity_of(source.func)
+        try:
+            return function and [function, json.loads(json.dumps([source.args, source.keywords]))]
+        except (TypeError, ValueError):
+            return None
+    name = getattr(source, "__qualname__", "<none>")
+    return None if "<" in name else f"{source.__module__}:{name}"
 
 
 def spaces_of(config: Config, envs: Any) -> dict[str, tuple[gym.Space, gym.Space]]:

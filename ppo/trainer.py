@@ -16,7 +16,7 @@ from ppo.algorithm.rollout import Collected, Collector
 from ppo.algorithm.teams import Team, team_of_envs, team_of_group
 from ppo.callbacks import Callbacks
 from ppo.config import Config, ConfigError
-from ppo.envs import EnvSource, evaluation_envs, mask_warning, spaces_of, training_envs
+from ppo.envs import EnvSource, evaluation_envs, identity_of, mask_warning, spaces_of, training_envs
 from ppo.footprint import check_mappings, check_memory
 from ppo.graphs import graph_function
 from ppo.model.agent import Agent
@@ -196,9 +196,10 @@ class Trainer:
         self._saver = Saver(run, self.progress, self.envs, callback, modules, ranks=ranks)
         if resume:
             self._saver.resume(config)
-        # The envs of `best` cannot be compared with envs that are passed as objects.
-        known = source is None and self._saver.best_had(config.eval_env_kwargs)
-        self._best_is_stale = self._saver.best is not None and not known
+        self._where = {"eval_env_kwargs": config.eval_env_kwargs, "envs": identity_of(source)}
+        unknown = source is not None and self._where["envs"] is None
+        same = not unknown and self._saver.best_was_evaluated_in(self._where)
+        self._best_is_stale = self._saver.best is not None and not same
         self._writer = MetricsWriter(run, config, self.progress.env_steps)
         self.evaluation: Evaluation | None = None
         if self._writer.has_report:
@@ -395,7 +396,7 @@ class Trainer:
         except EvaluationStopped:
             return None
         actions = recorded_actions(self.policies(), self._observed)
-        self._saver.save_best(self.evaluation, actions)
+        self._saver.save_best(self.evaluation, actions, self._where)
         return self.evaluation
 
     def _rescore_best(self, players: Players) -> None:

@@ -188,26 +188,24 @@ class Saver:
         self._saved_steps, self._complete = steps, False
         return path
 
-    def save_best(self, evaluation: Evaluation, actions: Recorded) -> None:
+    def save_best(self, evaluation: Evaluation, actions: Recorded, where: Mapping[str, Any]) -> None:
         """Saves an evaluated policy as the checkpoint "best", unless an earlier one had a higher mean return.
 
-        Nothing resumes from this checkpoint, so it holds no env states. Ranks other than 0 do not take part.
+        Nothing resumes from this checkpoint, so it holds no env states. Ranks other than 0 do not take part. `where` is
+        JSON values that describe the envs of the evaluation.
         """
         return_mean = float(evaluation.returns.mean())
         if self.best is None or return_mean >= self.best:
             self._run.check_exists()
             steps = self._progress.env_steps
             values = {**self._progress.to_json(), "env_steps": steps, "return_mean": return_mean}
-            values |= {
-                "deterministic": evaluation.deterministic,
-                "eval_env_kwargs": self._progress.config.eval_env_kwargs,
-            }
+            values |= {"deterministic": evaluation.deterministic, "evaluated_in": where}
             self._checkpoints.save(steps, values, actions=actions, best=True)
             self.best = return_mean
 
-    def best_had(self, eval_env_kwargs: Mapping[str, Any]) -> bool:
-        """Returns whether the envs that evaluated the checkpoint `best` had these arguments."""
-        return value_in(self._run.checkpoints, BEST, "eval_env_kwargs") == eval_env_kwargs
+    def best_was_evaluated_in(self, where: Mapping[str, Any]) -> bool:
+        """Returns whether the checkpoint `best` was evaluated in the envs that `where` describes."""
+        return value_in(self._run.checkpoints, BEST, "evaluated_in") == where
 
     def _why_omitted(self, periodic: bool, dropped: bool) -> str | None:
         """Returns the reason why a checkpoint omits the states of the envs, or None if it need not omit them."""
