@@ -73,9 +73,10 @@ def train(
 ) -> Result:
     """Trains a policy and saves the run in a new folder of `logdir`, as the command `ppo train` does.
 
-    Returns the run folder, the number of steps, and the evaluation of the final policy. If an exception ends the run,
-    the last finished update is saved, and a note added to the exception says where. TensorFlow's log is hidden, as by
-    the command, unless the program has already imported TensorFlow.
+    Returns the run folder, the number of steps, and the evaluation of the final policy, which is None if a signal or
+    `StopTraining` interrupted the run. If an exception ends the run, the last finished update is saved, and a note
+    added to the exception says where. TensorFlow's log is hidden, as by the command, unless the program has already
+    imported TensorFlow.
 
     Args:
         config: All settings. `ppo.preset(name)` returns a tuned config; change it with `dataclasses.replace`.

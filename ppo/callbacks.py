@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import importlib
+import json
 import math
 import os
 from collections.abc import Callable, Iterable
@@ -35,12 +37,14 @@ class Callback:
 
     Attributes:
         config: The settings of the run.
+        run_path: The run folder.
         policies: From `on_start` on: the policies that are being trained, by the name of their group of agents, with
             their current weights. The policy of envs with one agent is "".
         policy: The policy in `policies`, if there is exactly one. Call it with observations; see `ppo.Policy`.
     """
 
     config: Config
+    run_path: Path
     policies: dict[str, Policy]
     policy: Policy
 
@@ -106,13 +110,13 @@ class Callbacks(Callback):
         self._started: list[Callback] = []
         self.interrupted = False
 
-    def attach(self, config: Config) -> None:
-        """Gives all callbacks the settings of a run that begins, and drops what is left of an earlier run."""
+    def attach(self, config: Config, run_path: Path) -> None:
+        """Gives all callbacks the settings and the folder of a run, and drops what is left of an earlier run."""
         self.interrupted = False
         for one in self._callbacks:
             for name in ("_logged", "_reason", "policies", "policy"):
                 vars(one).pop(name, None)
-            vars(one)["config"] = config  # the class may be a frozen dataclass
+            vars(one).update(config=config, run_path=run_path)  # the class may be a frozen dataclass
 
     def attach_policies(self, make: Callable[[], dict[str, Policy]]) -> None:
         """Gives each callback policies of its own, because recurrent policies remember what they have seen."""
@@ -144,13 +148,13 @@ class Callbacks(Callback):
             self._call("on_start", config, env_steps, callbacks=[callback])
 
     def on_update(self, report: dict[str, Any]) -> None:
-        self._call("on_update", report)
+        self._call("on_update", report, copies=True)
 
     def on_report(self, report: dict[str, Any]) -> None:
-        self._call("on_report", report)
+        self._call("on_report", report, copies=True)
 
     def on_evaluation(self, env_steps: int, evaluation: Evaluation) -> None:
-        self._call("on_evaluation", env_steps, evaluation)
+        self._call("on_evaluation", env_steps, evaluation, copies=True)
 
     def on_checkpoint(self, env_steps: int, path: Path) -> None:
         self._call("on_checkpoint", env_steps, path)
@@ -158,11 +162,13 @@ class Callbacks(Callback):
     def on_warning(self, message: str) -> None:
         self._call("on_warning", message)
 
-    def _call(self, name: str, *arguments: Any, callbacks: Iterable[Callback] | None = None) -> None:
-        """Calls a method of the given callbacks, or of all."""
+    def _call(
+        self, name: str, *arguments: Any, callbacks: Iterable[Callback] | None = None, copies: bool = False
+    ) -> None:
+        """Calls a method of the given callbacks, or of all. With `copies`, each may change its arguments."""
         for callback in self._callbacks if callbacks is None else callbacks:
             try:
-                getattr(callback, name)(*arguments)
+                getattr(callback, name)(*(copy.deepcopy(arguments) if copies else arguments))
             except StopTraining:  # only recorded, because the update is completed first
                 self.interrupted = True
 
@@ -194,6 +200,7 @@ def wandb(*, upload: bool = False, **options: Any) -> Callback:
 
     W&B's own settings decide whether anything is sent: `mode=` here, the variable WANDB_MODE, or `wandb offline`. Its
     default is to send everything. If the process has an active W&B run, the callback logs to it and leaves it open.
+    Otherwise a resumed run continues its W&B run. W&B's steps are env-steps, and go on from the last step of the run.
 
     Args:
         upload: Whether to upload the run folder as an artifact at the end, unless training fails.
@@ -210,6 +217,7 @@ def mlflow(*, upload: bool = False, **options: Any) -> Callback:
 
     MLflow's own settings decide where the data goes: `mlflow.set_tracking_uri`, or the variable MLFLOW_TRACKING_URI.
     Its default is a local database. If the thread has an active MLflow run, the callback logs to it and leaves it open.
+    Otherwise a resumed run continues its MLflow run. Steps are env-steps, and go on from the last step of the run.
     MLflow's usage telemetry is off unless the variable MLFLOW_DISABLE_TELEMETRY says otherwise.
 
     Args:
@@ -232,21 +240,90 @@ def _imported(name: str, **environment: str) -> Any:
         raise ImportError(f"ppo.callbacks.{name} needs the package {name}: `pip install -e '.[{name}]'`") from error
 
 
-class _WandB(Callback):
-    """See `wandb`."""
+class _Tracker(Callback):
+    """Logs to a run of a tracker. The run folder holds its id and last step, with which a resumed run continues it.
+
+    The tracker's steps are env-steps, plus an offset where its run already holds these steps: those that are repeated
+    after a crash, or those of an earlier training in the same run. W&B would drop them.
+    """
+
+    name: str
 
     def __init__(self, package: Any, options: dict[str, Any], upload: bool):
         self._package, self._options, self._upload = package, options, upload
         self._run: Any = None
+        self._offset = 0
 
     def on_start(self, config: Config, env_steps: int) -> None:
-        self._is_ours = self._package.run is None
-        self._run = self._package.init(**self._options) if self._is_ours else self._package.run
-        # A resumed run may have changed settings.
-        self._run.config.update(dataclasses.asdict(config), allow_val_change=True)
+        self._run = None  # that of an earlier training
+        known = self._known().get(self.name, {"id": None, "step": 0})
+        active = self._active()
+        self._is_ours = active is None
+        self._run = self._open(known["id"]) if active is None else active
+        self._id, last = self._position()
+        last = max(last, known["step"] if self._id == known["id"] else 0)
+        # W&B continues a run one step after its last step.
+        self._offset = last - env_steps if last > env_steps + 1 else 0
+        self._remember(last)
+        self._log_settings(dataclasses.asdict(config))
 
     def on_report(self, report: dict[str, Any]) -> None:
-        self._run.log(_numbers(report), step=report["env_steps"])
+        step = self._offset + report["env_steps"]
+        self._log(_numbers(report), step)
+        self._remember(step)
+
+    def _active(self) -> Any:
+        """Returns the run that the script has started, or None."""
+        raise NotImplementedError
+
+    def _open(self, run_id: str | None) -> Any:
+        """Returns the run with this id, or a new run if there is none."""
+        raise NotImplementedError
+
+    def _position(self) -> tuple[str, int]:
+        """Returns the id and the last step of the run."""
+        raise NotImplementedError
+
+    def _log_settings(self, settings: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def _log(self, numbers: dict[str, float], step: int) -> None:
+        raise NotImplementedError
+
+    def _known(self) -> dict[str, Any]:
+        """Returns the ids and last steps in the run folder, by tracker."""
+        try:
+            return json.loads((self.run_path / "trackers.json").read_text())
+        except (OSError, ValueError):
+            return {}
+
+    def _remember(self, step: int) -> None:
+        known = self._known() | {self.name: {"id": self._id, "step": step}}
+        draft = self.run_path / "trackers.part"
+        draft.write_text(json.dumps(known) + "\n")
+        draft.replace(self.run_path / "trackers.json")
+
+
+class _WandB(_Tracker):
+    """See `wandb`."""
+
+    name = "wandb"
+
+    def _active(self) -> Any:
+        return self._package.run
+
+    def _open(self, run_id: str | None) -> Any:
+        again = {} if run_id is None else {"id": run_id, "resume": "allow"}
+        return self._package.init(**{**again, **self._options})
+
+    def _position(self) -> tuple[str, int]:
+        return self._run.id, self._run.step
+
+    def _log_settings(self, settings: dict[str, Any]) -> None:
+        self._run.config.update(settings, allow_val_change=True)  # a resumed run may have changed settings
+
+    def _log(self, numbers: dict[str, float], step: int) -> None:
+        self._run.log(numbers, step=step)
 
     def on_end(self, result: Result | None, error: BaseException | None) -> None:
         if self._run is None:  # `init` failed
@@ -261,24 +338,34 @@ class _WandB(Callback):
                 self._run.finish(exit_code=0 if error is None else 1)
 
 
-class _MLflow(Callback):
+class _MLflow(_Tracker):
     """See `mlflow`."""
 
-    def __init__(self, package: Any, options: dict[str, Any], upload: bool):
-        self._package, self._options, self._upload = package, options, upload
-        self._run: Any = None
+    name = "mlflow"
 
-    def on_start(self, config: Config, env_steps: int) -> None:
-        active = self._package.active_run()
-        self._is_ours = active is None
-        self._run = self._package.start_run(**self._options) if active is None else active
+    def _active(self) -> Any:
+        return self._package.active_run()
+
+    def _open(self, run_id: str | None) -> Any:
+        if run_id is not None:
+            try:
+                return self._package.start_run(**{"run_id": run_id, **self._options})
+            except self._package.MlflowException:  # it was deleted, or is in another database
+                pass
+        return self._package.start_run(**self._options)
+
+    def _position(self) -> tuple[str, int]:
+        run_id = self._run.info.run_id
+        history = self._package.MlflowClient().get_metric_history(run_id, "env_steps")
+        return run_id, max((metric.step for metric in history), default=0)
+
+    def _log_settings(self, settings: dict[str, Any]) -> None:
         # MLflow refuses to change a parameter, so a run that is logged to again keeps its first settings.
-        known = self._package.get_run(self._run.info.run_id).data.params
-        settings = dataclasses.asdict(config)
+        known = self._package.get_run(self._id).data.params
         self._package.log_params({name: value for name, value in settings.items() if name not in known})
 
-    def on_report(self, report: dict[str, Any]) -> None:
-        self._package.log_metrics(_numbers(report), step=report["env_steps"])
+    def _log(self, numbers: dict[str, float], step: int) -> None:
+        self._package.log_metrics(numbers, step=step)
 
     def on_end(self, result: Result | None, error: BaseException | None) -> None:
         if self._run is None:  # `start_run` failed
@@ -286,7 +373,7 @@ class _MLflow(Callback):
         status = "FAILED" if result is None else "KILLED" if result.interrupted else "FINISHED"
         try:
             if result is not None:
-                self._package.log_metrics(_final(result), step=result.env_steps)
+                self._package.log_metrics(_final(result), step=self._offset + result.env_steps)
                 if self._upload:
                     self._package.log_artifacts(str(result.path), artifact_path="run")
         finally:

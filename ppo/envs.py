@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -215,6 +216,24 @@ def distinct(source: EnvSource) -> list[EnvFn]:
     return [source] if callable(source) else []
 
 
+def identity_of(source: EnvSource) -> Any:
+    """Returns JSON values that are equal in two processes if they pass the same functions.
+
+    Returns None for `config.env`, and for what cannot be compared: vector envs, lambdas, and functions with closures.
+    """
+    if isinstance(source, Sequence):
+        parts = [identity_of(make) for make in distinct(source)]
+        return None if None in parts else parts
+    if isinstance(source, functools.partial):
+        function = identity_of(source.func)
+        try:
+            return function and [function, json.loads(json.dumps([source.args, source.keywords]))]
+        except (TypeError, ValueError):
+            return None
+    name = getattr(source, "__qualname__", "<none>")
+    return None if "<" in name else f"{source.__module__}:{name}"
+
+
 def spaces_of(config: Config, envs: Any) -> dict[str, tuple[gym.Space, gym.Space]]:
     """Returns the spaces of one agent of each team, with the actions' bounds. The team of a single agent is "".
 
@@ -253,6 +272,26 @@ def _normalizers_of(env: Any) -> list[str]:
                 found.append(name)
         env = env.env
     return found
+
+
+def time_limit_of(envs: Envs) -> int:
+    """Returns the number of steps after which all envs truncate an episode, as far as it is known; otherwise 0."""
+    limits: Sequence[int | None] = [None]
+    try:
+        limits = envs.apply(_time_limit)
+    except TypeError:  # they are stepped in one call
+        with contextlib.suppress(AttributeError):
+            limits = envs.get_attr("max_episode_steps")
+    return max(limit or 0 for limit in limits)
+
+
+def _time_limit(env: Any) -> int | None:
+    """Returns the steps of the outermost `TimeLimit` around an env, or None if there is none."""
+    while env is not None:
+        if isinstance(env, gym.wrappers.TimeLimit):
+            return env._max_episode_steps
+        env = getattr(env, "env", None)
+    return None
 
 
 def sentence_of(error: Exception) -> str:

@@ -10,6 +10,17 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.eager import context  # TensorFlow offers no public way to choose an executor
 
+_Function: Any = type(tf.function(lambda: None))
+
+
+class _GraphFunction(_Function):
+    """A `tf.function` that remains a graph after a script has called `tf.config.run_functions_eagerly(True)`.
+
+    Without graphs, rollouts would be slow, and functions would return the arrays that they are given unconverted.
+    """
+
+    _run_functions_eagerly = False
+
 
 def graph_function(function: Callable[..., Any], **options: Any) -> Any:
     """Returns a `tf.function` that counts its own traces, without AutoGraph, which takes seconds.
@@ -23,7 +34,7 @@ def graph_function(function: Callable[..., Any], **options: Any) -> Any:
     """
     counted: Any = functools.partial(function)
     counted.__name__ = getattr(function, "__name__", "graph")  # of the graph, for profiles and error messages
-    return tf.function(counted, autograph=False, **options)
+    return _GraphFunction(counted, counted.__name__, autograph=False, **options)
 
 
 def in_order(enabled: bool) -> AbstractContextManager[None]:

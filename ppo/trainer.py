@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import Any
@@ -15,21 +16,21 @@ from ppo.algorithm.teams import Team, config_of, team_of
 from ppo.callbacks import Callbacks
 from ppo.collectors import OnRay, collector_for
 from ppo.config import Config
-from ppo.envs import EnvSource, distinct, evaluation_envs, mask_warning, spaces_of
+from ppo.envs import EnvSource, distinct, evaluation_envs, identity_of, mask_warning, spaces_of
 from ppo.footprint import check_mappings, check_memory
 from ppo.graphs import graph_function
 from ppo.model.agent import Agent
 from ppo.model.checks import check_losses, check_rollout
 from ppo.model.distributions import scale_warning
 from ppo.model.observations import image_warnings
-from ppo.results.evaluation import Players, evaluate, limit_of, reset_envs
-from ppo.results.policy import Policy
-from ppo.run.checkpoint import name_of, recorded_actions
-from ppo.run.folder import Run
+from ppo.results.evaluation import EvaluationStopped, Players, evaluate, limit_of, reset_envs
+from ppo.results.policy import Policy, load_agent
+from ppo.run.checkpoint import BEST, name_of, recorded_actions
+from ppo.run.folder import Run, RunError
 from ppo.run.metrics import Clock, MetricsWriter
 from ppo.run.resume import Progress, Saver, start_from
 from ppo.run.scores import Evaluation, Result
-from ppo.run.signals import stop_on_signal
+from ppo.run.signals import Stop, stop_on_signal
 from ppo.run.status import Collecting, Status, Tally
 from ppo.run.wrappers import agreed
 
@@ -59,7 +60,7 @@ def run_training(
         on_ray: The collectors on Ray that step the envs. None: this process and its workers step them.
     """
     status = Status("building the environments")
-    callback.attach(config)
+    callback.attach(config, run.path)
     callback.on_status(status)
     if resume:
         run.check_given(envs is not None)  # before `config.env` is made, which may not exist
@@ -83,8 +84,11 @@ def run_training(
             origin.check_spaces(teams)
         evaluated = envs if eval_envs is None else eval_envs
         _check_evaluation(config, run, evaluated, callback.on_warning)
-        trainer = Trainer(config, run, collector, callback, evaluated, resume=resume, status=status)
-        with closing(trainer), stop_on_signal() as stop:
+        stop = Stop()
+        trainer = Trainer(
+            config, run, collector, callback, evaluated, resume=resume, status=status, stopped=stop.is_set
+        )
+        with closing(trainer), stop_on_signal(stop):
             if origin is not None:
                 started = {team.name: (team.agent, team.learner.rewards.moments) for team in trainer.teams}
                 start_from(origin, started, run, callback.on_warning)
@@ -95,7 +99,9 @@ def run_training(
                     trainer.conclude(trainer.iterate())
                 reason = trainer.reason(interrupted=stop.is_set() or callback.interrupted)
                 if reason or (trainer.progress.finished and not callback.interrupted):
-                    return Result(run.path, trainer.progress.env_steps, trainer.finish(reason), stopped=reason)
+                    evaluation = trainer.finish(reason)
+                    if evaluation is not None:
+                        return Result(run.path, trainer.progress.env_steps, evaluation, stopped=reason)
             except BaseException as error:
                 # A signal may go to the whole process group, whose workers it then kills.
                 worker_died = stop.is_set() and isinstance(error, vecenv.WorkerDied)
@@ -154,10 +160,11 @@ class Trainer:
 
     def __init__(
         self, config: Config, run: Run, collector: Collector, callback: Callbacks, source: EnvSource = None, *,
-        resume: bool = False, status: Status | None = None,
+        resume: bool = False, status: Status | None = None, stopped: Callable[[], bool] = lambda: False,
     ):  # fmt: skip
         self._status = Status("training") if status is None else status
         self.config, self._run, self._callback, self._source = config, run, callback, source
+        self._stopped = stopped
         spaces = run.read_spaces() if resume else collector.spaces  # the bounds of observations may differ
         self.teams = [team_of(config, name, collector.members[name], spaces[name]) for name in collector.spaces]
         self.collector = collector
@@ -176,9 +183,14 @@ class Trainer:
         self._saver = Saver(run, self.progress, collector, callback, modules)
         if resume:
             self._saver.resume(config)
+        self._where = {"eval_env_kwargs": config.eval_env_kwargs, "envs": identity_of(source)}
+        unknown = source is not None and self._where["envs"] is None
+        same = not unknown and self._saver.best_was_evaluated_in(self._where)
+        self._best_is_stale = self._saver.best is not None and not same
         self._writer = MetricsWriter(run, config, self.progress.env_steps)
         self.evaluation: Evaluation | None = None
-        self._unreported: dict[str, Any] | None = None  # metrics of the last update, until they are written
+        if self._writer.has_report:
+            self.progress.unreported = None
         # Views of the last rollout's slab, which the envs do not overwrite before the next rollout is complete.
         self._observed: dict[str, Any] = {}
 
@@ -193,6 +205,8 @@ class Trainer:
         self.policies()
         self._callback.attach_policies(lambda: {team.name: _live(team) for team in self.teams})
         self._callback.on_start(self.config, progress.env_steps)
+        if progress.unreported is not None:
+            self.report(progress.unreported)  # the run ended between a checkpoint and its report
 
     def iterate(self) -> dict[str, Any]:
         """Collects a rollout, updates the policies with it, and returns all metrics.
@@ -279,14 +293,16 @@ class Trainer:
         return {team.name: team.policy() for team in self.teams}
 
     def conclude(self, metrics: dict[str, Any]) -> None:
-        """Reports and saves, each if it is due after an update, and calls `on_update`.
+        """Saves, evaluates and reports, each if it is due after an update, and calls `on_update`.
 
-        Order: the report of an update is written before its checkpoint, because a resumed run removes later reports.
+        Order: a checkpoint precedes an evaluation, which may take long, and every report. It holds the metrics, which a
+        resumed run reports if this process did not get that far.
         """
-        self._unreported = metrics
+        progress = self.progress
+        progress.unreported = metrics
+        if progress.due(self.config.checkpoint_interval) or progress.due(self.config.eval_interval):
+            self.save(periodic=not progress.finished)
         self.report(metrics)
-        if self.progress.due(self.config.checkpoint_interval):
-            self.save(periodic=not self.progress.finished)
         self._callback.on_update(metrics)
 
     def reason(self, *, interrupted: bool) -> str | None:
@@ -297,48 +313,81 @@ class Trainer:
         return None if interrupted or self.progress.finished else self._callback.reason or None
 
     def report(self, metrics: dict[str, Any], *, last: bool = False) -> None:
-        """Evaluates and reports, each if it is due after an update. The last update is always reported."""
+        """Evaluates and reports, each if it is due after an update. The last update is always reported.
+
+        An evaluation that is cut short is not reported. A resumed run begins with it.
+        """
         config, progress, callback = self.config, self.progress, self._callback
         evaluation, reports = None, last or progress.due(config.report_interval) or progress.due(config.eval_interval)
         if reports:  # restarted here, so that the next report's speed includes the time of the evaluation
             progress.clock.restart(progress.env_steps)
         if progress.due(config.eval_interval):
             evaluation = self.evaluate()
+            if evaluation is None:
+                return
             metrics |= evaluation.metrics()
         if reports:
             logged = callback.logged()
             self._writer.write(metrics, logged)
-            self._unreported = None
+            progress.unreported = None
             callback.on_report({**metrics, **logged})
         if evaluation is not None:
             callback.on_evaluation(progress.env_steps, evaluation)
 
-    def finish(self, reason: str | None) -> Evaluation:
+    def finish(self, reason: str | None) -> Evaluation | None:
         """Evaluates the final policy if it has not been evaluated yet, and writes its scores.
 
-        With the reason why a callback finishes the run early, first reports and saves the last update if necessary.
+        With the reason why a callback finishes the run early, first saves and reports the last update if necessary.
+        Returns None if the evaluation was cut short.
         """
-        env_steps, evaluation, metrics = self.progress.env_steps, self.evaluation, self._unreported
+        env_steps, evaluation, metrics = self.progress.env_steps, self.evaluation, self.progress.unreported
         if reason is not None:
+            self.save()
             if metrics is not None:
                 self.report(metrics, last=True)
-            self.save()
         if evaluation is None:
             evaluation = self.evaluate()
+            if evaluation is None:
+                return None
             self._callback.on_evaluation(env_steps, evaluation)
         why = {} if reason is None else {"stopped": reason}
         self._run.write_evaluation({"env_steps": env_steps, **evaluation.summary(), **evaluation.to_json(), **why})
         return evaluation
 
-    def evaluate(self) -> Evaluation:
-        """Evaluates the current policy on separate envs."""
-        tally, limit = Tally(self.config.eval_episodes), limit_of(self.progress.episodes.longest)
-        players = Players(self.policies(), self.config, limit, self._callback.on_warning, tally)
-        with self._status.doing(tally):
-            self.evaluation = evaluate(players, self._source, self.config.eval_episodes)
+    def evaluate(self) -> Evaluation | None:
+        """Evaluates the current policy on separate envs. Returns None if a stop is requested meanwhile."""
+        progress, tally = self.progress, Tally(self.config.eval_episodes)
+        limit = limit_of(progress.episodes.longest, self.config.num_steps * progress.updates)
+        players = Players(self.policies(), self.config, limit, self._callback.on_warning, tally, self._stopped)
+        try:
+            if self._best_is_stale:
+                self._rescore_best(players)
+            with self._status.doing(tally):
+                self.evaluation = evaluate(players, self._source, self.config.eval_episodes)
+        except EvaluationStopped:
+            return None
         actions = recorded_actions(self.policies(), self._observed)
-        self._saver.save_best(self.evaluation, actions)
+        self._saver.save_best(self.evaluation, actions, self._where)
         return self.evaluation
+
+    def _rescore_best(self, players: Players) -> None:
+        """Evaluates the checkpoint `best` again, because a resumed run may evaluate in other envs than before.
+
+        Otherwise the score of an easier evaluation would prevent later policies from becoming the best.
+        """
+        before, warn, tally = self._saver.best, self._callback.on_warning, Tally(doing="evaluating the best checkpoint")
+        try:
+            agents = {team: load_agent(self._run, warn, checkpoint=BEST, team=team) for team in players.agents}
+            best = dataclasses.replace(players, agents=agents, tally=tally)
+            with self._status.doing(tally):
+                scores = evaluate(best, self._source, self.config.eval_episodes)
+            self._saver.best = float(scores.returns.mean())
+        except RunError:
+            self._saver.best = None  # it is damaged, as `warn` has said
+        now = self._saver.best
+        if now is not None and now != before:
+            warn(f"the checkpoint best, whose mean return was {before:,.1f}, has {now:,.1f} in the evaluation envs")
+        self._best_is_stale = False
 
     def save(self, *, periodic: bool = False) -> None:
         """Writes a checkpoint unless nothing has changed since the last one; see `Saver.save`.

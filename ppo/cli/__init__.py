@@ -48,9 +48,9 @@ def main(command: Callable[[], int]) -> None:
     """Runs a command and exits. An stderr that cannot be written does not fail the command.
 
     The exit code is 0 if the command succeeded, 1 if an env or the training failed, 128 + n after signal n, and 2 for
-    any other error. Ctrl-C, SIGTERM and SIGHUP raise an
-    exception, so that partial files are removed. TensorFlow's C++ code may replace or swallow this exception, so the
-    exit code depends only on the signal. A second signal other than SIGHUP ends the process at once.
+    any other error. Ctrl-C and the other signals in `ppo.run.signals.STOPPING` raise an exception, so that partial
+    files are removed. TensorFlow's C++ code may replace or swallow this exception, so the exit code depends only on the
+    signal. A second Ctrl-C or SIGTERM ends the process at once.
     """
     _received.clear()
     # Gymnasium warns before it raises an env's error, which these commands print themselves.

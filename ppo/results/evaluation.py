@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 
 from ppo.config import Config, ConfigError
-from ppo.envs import EnvSource, distinct, evaluation_envs, spaces_of
+from ppo.envs import EnvSource, distinct, evaluation_envs, spaces_of, time_limit_of
 from ppo.model.agent import Agent
 from ppo.model.checks import TrainingDiverged
 from ppo.results.policy import load_agent
@@ -30,8 +30,12 @@ from vecenv.spaces import leaves
 if TYPE_CHECKING:
     from vecenv.adapters.pettingzoo import ParallelVectorEnv
 
-MIN_LIMIT = 10_000  # least number of steps after which an evaluation cuts an episode off; see `limit_of`
+MIN_LIMIT = 10_000  # an evaluation cuts an episode off after this many steps, unless training says otherwise
 ATTEMPTS = 3  # how often an evaluation is played if the death of a worker cuts its episodes off
+
+
+class EvaluationStopped(Exception):
+    """A stop was requested during an evaluation, which therefore has no result."""
 
 
 class _Side:
@@ -94,9 +98,10 @@ class Players:
     Attributes:
         agents: The policy of each team. The only team of envs with one agent is "".
         config: The settings, for the envs, the seed, the kind of actions and the timeout.
-        limit: Number of steps after which an episode is cut off; see `limit_of`.
+        limit: Number of steps after which an episode is cut off, unless the env itself allows more; see `limit_of`.
         warn: Called with the number of episodes that were cut off, if there are any.
         tally: Counts the episodes and steps, for a display.
+        stopped: Whether to end the evaluation without a result; asked before every step.
     """
 
     agents: Mapping[str, Agent]
@@ -104,6 +109,7 @@ class Players:
     limit: int
     warn: Callable[[str], None] = print
     tally: Tally = dataclasses.field(default_factory=Tally)
+    stopped: Callable[[], bool] = lambda: False
 
 
 def play(
@@ -116,12 +122,13 @@ def play(
     further episode. `functions` is the number of different functions that made the envs in turn.
 
     Raises:
+        EvaluationStopped: If `players.stopped` says so.
         TrainingDiverged: If a reward is not finite.
         NothingAllowed: If the env has one agent, and its action mask forbids every action.
         multiprocessing.TimeoutError: If an env does not answer for `config.step_timeout_s` seconds.
     """
-    config, limit, tally = players.config, players.limit, players.tally
-    whole = whole_envs(envs)
+    config, tally, whole = players.config, players.tally, whole_envs(envs)
+    limit = max(players.limit, min(MIN_LIMIT, time_limit_of(whole)))
     teams: dict[str, Any] = {"": envs} if whole is envs else envs.groups  # type: ignore[union-attr]
     quotas = episodes // whole.num_envs + (np.arange(whole.num_envs) < episodes % whole.num_envs)
     played: list[list[tuple[float, int, list[float], dict[str, np.ndarray], bool]]] = [[] for _ in quotas]
@@ -133,6 +140,8 @@ def play(
         names = () if whole is envs else tuple(map(str, rows.group.agents))
         sides[name] = _Side(players.agents[name], rows, names, first[name], rng)
     while left.any():
+        if players.stopped():
+            raise EvaluationStopped
         results, over = _step(envs, {name: side.act() for name, side in sides.items()}, config.step_timeout_s)
         for name, side in sides.items():
             side.observe(results[name], over)
@@ -150,8 +159,8 @@ def play(
     if unfinished:
         players.warn(
             f"{unfinished} of {episodes} episodes did not end: an env whose episode reaches {limit:,} steps is "
-            "stopped, and the episode counts with its return so far. Give the env a time limit: max_episode_steps "
-            "when it is registered, or --env-kwargs max_episode_steps=N."
+            "stopped, far beyond the episodes of training, and the episode counts with its return so far. Give the env "
+            "a time limit: max_episode_steps when it is registered, or --env-kwargs max_episode_steps=N."
         )
     columns = zip(*(episode for of_env in played for episode in of_env), strict=True)
     totals, lengths, of_infos, returns, was_cut = columns
@@ -174,18 +183,27 @@ def play(
     )
 
 
-def limit_of(longest: float | None) -> int:
-    """Returns ten times the length of the longest training episode, but at least `MIN_LIMIT`, as `Players.limit`."""
-    return max(MIN_LIMIT, 10 * int(longest or 0))
+def limit_of(longest: float | None, steps: float | None = None) -> int:
+    """Returns the number of steps after which an evaluation cuts an episode off, for `Players.limit`.
+
+    It is ten times the length of the longest training episode or, if that is more, `MIN_LIMIT` steps. If training has
+    taken fewer than `MIN_LIMIT / 10` steps in each env (`steps`), it is ten times that instead of `MIN_LIMIT`: a short
+    run on an env that never ends does not wait for long episodes.
+    """
+    usual = min(MIN_LIMIT, 10 * int(steps)) if steps else MIN_LIMIT
+    return max(usual, 10 * int(longest or 0))
 
 
 def evaluate(players: Players, source: EnvSource, episodes: int) -> Evaluation:
     """Plays episodes in new envs of a source; see `ppo.train`. Functions take turns. Each plays at least one episode.
 
-    Raises ConfigError if the policies cannot play in the envs, and WorkerDied if a worker died in each attempt.
+    Raises EvaluationStopped as `play` does, ConfigError if the policies cannot play in the envs, and WorkerDied if a
+    worker died in each attempt.
     """
     functions, tally = len(distinct(source)), players.tally
     episodes = tally.total = max(episodes, functions)
+    if players.stopped():  # before envs are made, which may take long
+        raise EvaluationStopped
     with evaluation_envs(players.config, source, episodes) as envs:
         check_playable(players.agents, spaces_of(players.config, envs))
         for attempt in range(1, ATTEMPTS + 1):
@@ -300,5 +318,8 @@ def load_players(
     run.check_given(envs is not None)
     # The agents are built with the run's spaces, because the weights follow the order of their keys.
     agents = {team: load_agent(run, warn, checkpoint=checkpoint, team=team) for team in run.read_spaces()}
-    limit = limit_of(number_in(run.checkpoints, checkpoint, "episodes", "longest"))
+    longest, updates = (
+        number_in(run.checkpoints, checkpoint, *keys) for keys in (("episodes", "longest"), ("update",))
+    )
+    limit = limit_of(longest, config.num_steps * (updates or 0))
     return Players(agents, dataclasses.replace(config, **settings), limit, warn, tally or Tally())

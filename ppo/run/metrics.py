@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams import summary_v2 as hparams  # its documented home, `api`, also imports Keras
 
@@ -195,16 +197,23 @@ class MetricsWriter:
 
     Existing reports of steps after `env_steps` are removed, because an interruption lost that part of the run, and it
     is trained again. Every method raises RunError if a file cannot be written, for example because the disk is full.
+
+    Attributes:
+        has_report: Whether the files already hold a report of `env_steps`.
     """
 
     def __init__(self, run: Run, config: Config, env_steps: int):
         self._run = run
+        self.has_report = False
         with self._raising():
             if run.metrics.exists():
                 lines = run.metrics.read_text(errors="replace").splitlines()
                 kept = [line for line in lines if _is_until(line, env_steps)]
+                last = json.loads(kept[-1])["env_steps"] if kept else 0
+                self.has_report = last == env_steps > 0
                 # This also replaces a hard link with a file of the run.
                 write_atomically(run.metrics, "".join(line + "\n" for line in kept))
+                _trim_events(run, last)
             self._file = open(run.metrics, "ab", buffering=0)  # noqa: SIM115  closed by `close`
             # TensorFlow's own file names can be guessed, and TensorFlow would follow a link with such a name.
             suffix = f".{secrets.token_hex(8)}.v2"
@@ -237,6 +246,7 @@ class MetricsWriter:
                         # Unlike `tf.summary.scalar`, which writes tensors, this is a scalar for all readers.
                         scalar = Summary.Value(tag=f"{groups[name]}/{name}", simple_value=value)
                         tf.summary.experimental.write_raw_pb(Summary(value=[scalar]).SerializeToString())
+            self._events.flush()  # a process that is killed loses no report
 
     def close(self) -> None:
         """Flushes and closes both files."""
@@ -252,6 +262,19 @@ class MetricsWriter:
             raise RunError(
                 f"cannot write metrics into {self._run.path}: {error}. The checkpoints are intact."
             ) from error
+
+
+def _trim_events(run: Run, env_steps: int) -> None:
+    """Removes the events of later steps from the event files that earlier processes have written."""
+    for file in run.path.glob(f"events.out.tfevents.*.{'[0-9a-f]' * 16}.v2"):  # not those of callbacks
+        records = list(RawEventFileLoader(str(file)).Load())  # ends before a record that is incomplete
+        kept = [record for record in records if Event.FromString(record).step <= env_steps]
+        if len(kept) < len(records):
+            draft = run.path / f".part-{secrets.token_hex(8)}"
+            with tf.io.TFRecordWriter(str(draft)) as writer:
+                for record in kept:
+                    writer.write(record)
+            os.replace(draft, file)
 
 
 def _is_until(line: str, env_steps: int) -> bool:

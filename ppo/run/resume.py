@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -19,13 +20,15 @@ from ppo.config import SETTINGS, Config, ConfigError
 from ppo.envs import sentence_of
 from ppo.model.agent import Agent
 from ppo.model.normalize import RunningMoments
-from ppo.run.checkpoint import BEST, Checkpoints, Recorded, name_of, number_in, only_reward_moments
+from ppo.run.checkpoint import BEST, Checkpoints, Recorded, name_of, number_in, only_reward_moments, value_in
 from ppo.run.folder import Run, RunError, write_atomically
 from ppo.run.metrics import Clock, Episodes
 from ppo.run.modules import config_to_load
 from ppo.run.scores import Evaluation
 
-MAX_STATES_S = 1.0  # periodic checkpoints omit the states of the envs if saving them took longer than this, in seconds
+MAX_STATES_S, STATES_SHARE = 1.0, 0.01
+"""If saving the states of the envs took more than `MAX_STATES_S` seconds, periodic checkpoints omit them as often as is
+needed for saving them to take at most the share `STATES_SHARE` of the time."""
 
 # Settings of the networks that a run may change if it starts from another run, and those of the networks' scales.
 INITIAL = ("policy_output_gain", "initial_log_std")  # of new networks, so they have no effect on such a run
@@ -50,6 +53,7 @@ class Progress:
     def __init__(self, config: Config, teams: Mapping[str, Sequence[str]] = MappingProxyType({})):
         self.config = config
         self.updates = 0
+        self.unreported: dict[str, Any] | None = None  # metrics of the last update, until they are reported
         self.episodes = Episodes(config.info_metrics, teams)
         self.clock = Clock(0.0, 0)
 
@@ -72,11 +76,17 @@ class Progress:
 
     def to_json(self) -> dict[str, Any]:
         """Returns JSON values from which `load` restores the progress."""
-        return {"update": self.updates, "wall_s": self.clock.wall_s, "episodes": self.episodes.state()}
+        return {
+            "update": self.updates,
+            "wall_s": self.clock.wall_s,
+            "episodes": self.episodes.state(),
+            "unreported": self.unreported,
+        }
 
     def load(self, values: Mapping[str, Any]) -> None:
         """Restores a result of `to_json`."""
         self.updates = values["update"]
+        self.unreported = values.get("unreported")  # optional: older checkpoints follow their reports
         self.episodes.load(values["episodes"])
         self.clock = Clock(values["wall_s"], self.env_steps)
 
@@ -86,6 +96,9 @@ class Saver:
 
     A checkpoint always holds the progress and the modules. It also holds the env states if these can be saved. A run
     that resumes without env states begins fresh episodes.
+
+    Attributes:
+        best: The mean return of the checkpoint `best` in an evaluation; None if there is no such checkpoint yet.
     """
 
     def __init__(
@@ -95,11 +108,12 @@ class Saver:
         self._checkpoints = Checkpoints(run.checkpoints, **modules)
         self._env_states: Any = None  # from the restored checkpoint
         self._why_fresh: str | None = None  # why the restored checkpoint holds no env states
-        self._not_restorable: str | None = None  # why no checkpoint of this run can hold env states
+        self._warned: set[str] = set()  # the reasons for missing env states that were warned of
         self._states_s = 0.0  # duration of the last attempt to save env states
+        self._tried_s = 0.0  # when it ended
         self._saved_steps: int | None = None  # env-steps of the last checkpoint
         self._complete = False  # whether it holds everything that a checkpoint of this run can hold
-        self._best = number_in(run.checkpoints, BEST, "return_mean")  # None: there is no best checkpoint yet
+        self.best = number_in(run.checkpoints, BEST, "return_mean")
 
     def resume(self, config: Config) -> None:
         """Restores the newest valid checkpoint, and writes the settings for the rest of the run."""
@@ -154,36 +168,56 @@ class Saver:
             dropped: Whether the envs are ahead of the learner, because no update has learned from the last rollout.
         """
         self._run.check_exists()
-        states, why_fresh, fault = self._states_of_envs(periodic, dropped)
-        steps = self._progress.env_steps
-        path = self._checkpoints.save(steps, {**self._progress.to_json(), "why_fresh": why_fresh}, states, actions)
-        self._saved_steps, self._complete = steps, states is not None or not periodic
-        self._callback.on_checkpoint(steps, path)
+        states, fault = None, None
+        why_fresh = self._why_omitted(periodic, dropped)
+        if why_fresh is None:
+            if not self.written and not 0.0 < self._states_s <= MAX_STATES_S:
+                # It is not known that saving the states takes less time than a batch system grants.
+                self._write(actions, None, "the process ended while it saved them")
+            states, why_fresh, fault = self._states_of_envs()
+        path = self._write(actions, states, why_fresh)
+        self._complete = states is not None or not periodic
+        self._callback.on_checkpoint(self._progress.env_steps, path)
         if fault is not None and periodic:
             raise fault
 
-    def save_best(self, evaluation: Evaluation, actions: Recorded) -> None:
+    def _write(self, actions: Recorded, states: bytes | None, why_fresh: str | None) -> Path:
+        """Writes a checkpoint and returns its folder."""
+        steps = self._progress.env_steps
+        path = self._checkpoints.save(steps, {**self._progress.to_json(), "why_fresh": why_fresh}, states, actions)
+        self._saved_steps, self._complete = steps, False
+        return path
+
+    def save_best(self, evaluation: Evaluation, actions: Recorded, where: Mapping[str, Any]) -> None:
         """Saves an evaluated policy as the checkpoint "best", unless an earlier one had a higher mean return.
 
-        Nothing resumes from this checkpoint, so it holds no env states.
+        Nothing resumes from this checkpoint, so it holds no env states. `where` is JSON values that describe the envs
+        of the evaluation.
         """
         return_mean = float(evaluation.returns.mean())
-        if self._best is None or return_mean >= self._best:
+        if self.best is None or return_mean >= self.best:
             self._run.check_exists()
             steps = self._progress.env_steps
             values = {**self._progress.to_json(), "env_steps": steps, "return_mean": return_mean}
-            values["deterministic"] = evaluation.deterministic
+            values |= {"deterministic": evaluation.deterministic, "evaluated_in": where}
             self._checkpoints.save(steps, values, actions=actions, best=True)
-            self._best = return_mean
+            self.best = return_mean
 
-    def _states_of_envs(self, periodic: bool, dropped: bool) -> tuple[bytes | None, str | None, Exception | None]:
-        """Returns the serialized states of the envs, or why there are none, and the error if the envs are broken."""
-        if self._not_restorable is not None:
-            return None, self._not_restorable, None
+    def best_was_evaluated_in(self, where: Mapping[str, Any]) -> bool:
+        """Returns whether the checkpoint `best` was evaluated in the envs that `where` describes."""
+        return value_in(self._run.checkpoints, BEST, "evaluated_in") == where
+
+    def _why_omitted(self, periodic: bool, dropped: bool) -> str | None:
+        """Returns the reason why a checkpoint omits the states of the envs, or None if it need not omit them."""
         if dropped:
-            return None, "a rollout that was not trained on was in progress", None
-        if periodic and self._states_s > MAX_STATES_S:
-            return None, f"saving them took {self._states_s:.1f} s, so it was postponed to the end of the run", None
+            return "a rollout that was not trained on was in progress"
+        waits = time.perf_counter() - self._tried_s < self._states_s / STATES_SHARE
+        if periodic and self._states_s > MAX_STATES_S and waits:
+            return f"saving them took {self._states_s:.1f} s, so this checkpoint omits them"
+        return None
+
+    def _states_of_envs(self) -> tuple[bytes | None, str | None, Exception | None]:
+        """Returns the serialized states of the envs, or why there are none, and the error if the envs are broken."""
         start = time.perf_counter()
         try:
             return vecenv.state.dumps(self._collector.get_states()), None, None
@@ -192,17 +226,23 @@ class Saver:
         except Exception as error:  # env states are optional: an env's exception must not lose the learner's state
             return None, self._omit_states(error), None
         finally:
-            self._states_s = time.perf_counter() - start
+            self._tried_s = time.perf_counter()
+            self._states_s = self._tried_s - start
 
     def _omit_states(self, error: Exception) -> str:
-        """Warns that checkpoints will not hold env states, stops trying to save them, and returns the reason."""
-        self._not_restorable = sentence_of(error)
-        if self._why_fresh is None or not isinstance(error, vecenv.NotRestorable):  # else it said so on resuming
+        """Warns once of each reason why a checkpoint does not hold the env states, and returns the reason.
+
+        The next checkpoint may hold them: a worker that was restarted, for example, has a state after its next step.
+        """
+        reason = sentence_of(error)
+        # A resumed run has already said that its envs cannot be restored.
+        if reason not in self._warned and (self._why_fresh is None or not isinstance(error, vecenv.NotRestorable)):
             self._callback.on_warning(
-                "checkpoints will not hold the states of the envs, so a resumed run begins fresh episodes: "
-                f"{self._not_restorable}"
+                "checkpoints will not hold the states of the envs until this changes, so a resumed run begins fresh "
+                f"episodes: {reason}"
             )
-        return self._not_restorable
+        self._warned.add(reason)
+        return reason
 
 
 def check_origin(origin: Run, config: Config) -> None:

@@ -99,7 +99,7 @@ class Result:
     Attributes:
         path: The run folder.
         env_steps: Env-steps taken, including those before an interruption.
-        evaluation: Evaluation of the final policy; None if the run was interrupted.
+        evaluation: Evaluation of the final policy; None if a signal or `StopTraining` interrupted the run.
         signal: Number of the signal that interrupted the run, or None.
         stopped: The reason for which a callback finished the run before `total_steps`, or None.
     """

@@ -1,7 +1,8 @@
-"""Handling of Ctrl-C, SIGTERM and SIGHUP: the first ends a run after the current update, a second ends the process."""
+"""Handling of signals that stop a run: the first ends it after the current update, a second ends the process."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
@@ -11,9 +12,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""The signals that stop a run. A lost terminal sends SIGHUP from both the kernel and the shell, and a batch system may
-send it together with SIGTERM, so SIGHUP never counts as a second signal."""
+NOTICES = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
+"""Signals with which batch systems announce the end of a job. Handlers of the user's script have precedence."""
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *NOTICES)
+"""The signals that stop a run."""
+
+REPEATED = (signal.SIGHUP, *NOTICES)
+"""The signals that never count as a second signal. A lost terminal sends SIGHUP from both the kernel and the shell, a
+batch system may send it together with SIGTERM, and the kernel repeats SIGXCPU every second."""
 
 SAME_S = 0.1  # seconds within which signals count as one; `timeout` and batch systems send each twice
 
@@ -25,13 +32,13 @@ class Stop(threading.Event):
 
 
 class _Second:
-    """Distinguishes a second signal from SIGHUP and from repetitions of the first within `SAME_S`."""
+    """Distinguishes a second signal from those in `REPEATED` and from repetitions of the first within `SAME_S`."""
 
     _first_s: float | None = None
 
     def is_(self, number: int) -> bool:
         """Records a signal that arrives now, and returns whether it counts as the second."""
-        if number == signal.SIGHUP:
+        if number in REPEATED:
             return False
         now = time.monotonic()
         if self._first_s is None:
@@ -40,40 +47,61 @@ class _Second:
         return now - self._first_s >= SAME_S
 
 
+class _Handler:
+    """The handlers of one block of `on_first_signal`."""
+
+    def __init__(self, call: Callable[[int], None]):
+        self._call, self._second = call, _Second()
+        self._previous: dict[int, Any] = {}
+
+    def __call__(self, number: int, _: Any) -> None:
+        if self._second.is_(number):
+            signal.signal(number, self._previous[number])
+            signal.raise_signal(number)
+        else:
+            self._call(number)
+
+    def install(self) -> None:
+        for number in STOPPING:
+            if _may_handle(number):
+                self._previous[number] = signal.signal(number, self)
+
+    def remove(self) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+
+def _may_handle(number: int) -> bool:
+    """Returns whether a run may replace the current handler of a signal."""
+    handler = signal.getsignal(number)
+    if number not in NOTICES:
+        return handler not in (signal.SIG_IGN, None)  # None: installed from C, which Python cannot restore
+    # Python does not know handlers that were installed from C later, such as that of `faulthandler.register`.
+    installed = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_int)(("PyOS_getsig", ctypes.pythonapi))(number)
+    return installed is None or isinstance(handler, _Handler)
+
+
 @contextmanager
 def on_first_signal(call: Callable[[int], None]) -> Iterator[None]:
-    """Calls a function with the number of the first SIGINT, SIGTERM or SIGHUP, and of those that count as the same.
+    """Calls a function with the number of the first signal in `STOPPING`, and of those that count as the same.
 
     A second signal goes to the handler that was installed before this block, once C++ code returns. An ignored signal
     stays ignored: a script's background jobs ignore SIGINT, and `nohup` ignores SIGHUP. Outside the main thread, this
     function handles no signal.
     """
-    second = _Second()
-    previous: dict[int, Any] = {}
-
-    def handle(number: int, _: Any) -> None:
-        if second.is_(number):
-            signal.signal(number, previous[number])
-            signal.raise_signal(number)
-        else:
-            call(number)
-
+    handler = _Handler(call)
     if threading.current_thread() is threading.main_thread():
-        for one in STOPPING:
-            # None is a handler that was installed from C, which Python cannot restore.
-            if signal.getsignal(one) not in (signal.SIG_IGN, None):
-                previous[one] = signal.signal(one, handle)
+        handler.install()
     try:
         yield
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        handler.remove()
 
 
 @contextmanager
-def stop_on_signal() -> Iterator[Stop]:
-    """Yields an event that SIGINT, SIGTERM or SIGHUP sets, so that a run can end between two updates."""
-    stop = Stop()
+def stop_on_signal(stop: Stop | None = None) -> Iterator[Stop]:
+    """Yields an event that a signal sets, so that a run can end between two updates. None: a new event."""
+    stop = Stop() if stop is None else stop
 
     def note(number: int) -> None:
         stop.number = stop.number or number

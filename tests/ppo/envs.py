@@ -154,13 +154,17 @@ def hangs():
 
 
 class Unwilling(RewardTurnsBad):
-    """An env whose get_state() fails in a given way."""
+    """An env whose get_state() fails in a given way: always, or once a file exists, which it deletes."""
 
-    def __init__(self, fails):
+    def __init__(self, fails, flag=None):
         super().__init__(1.0)
-        self._fails = fails
+        self._fails, self._flag = fails, flag
 
     def get_state(self):
+        if self._flag is not None:
+            if not self._flag.exists():
+                return
+            self._flag.unlink()
         self._fails()
 
     def set_state(self, state):

@@ -70,7 +70,7 @@ class Recorder(ppo.Callback):
 def test_callbacks_are_called_in_order(tmp_path):
     recorder = Recorder()
     result = ppo.train(CONFIG, callbacks=[recorder], logdir=tmp_path, name="mine")
-    due = ("report", "evaluation", "checkpoint", "update")
+    due = ("checkpoint", "report", "evaluation", "update")
     one = [("update", 64), *((call, 128) for call in due)]
     last = [("update", 192), *((call, 256) for call in due)]
     assert recorder.calls == [("start", 0), *one, *last, ("end", 256)]

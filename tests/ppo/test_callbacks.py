@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -49,6 +50,7 @@ def train(tmp_path, monkeypatch):
 
     def train(body, callbacks, **options):
         def run_training(config, run, callback, **_):
+            callback.attach(config, run.path)
             callback.on_start(config, 0)
             callback.on_report(REPORT)
             return body(Result(run.path, 4096, EVALUATION))
@@ -141,7 +143,7 @@ def test_stop_training_is_recorded_and_all_callbacks_are_called(method):
     assert not callbacks.should_stop
     getattr(callbacks, method)(*CALLS[method])
     assert called == [CALLS[method]] and callbacks.interrupted and callbacks.should_stop
-    callbacks.attach(CONFIG)  # another run
+    callbacks.attach(CONFIG, Path())  # another run
     assert not callbacks.should_stop
 
 
@@ -183,7 +185,7 @@ def test_a_callback_starts_each_run_afresh(train):
         train(lambda result: result, callback)
         combined = Callbacks([callback])
         assert combined.reason == "late"
-        combined.attach(CONFIG)
+        combined.attach(CONFIG, Path("runs"))
         assert combined.reason is None and combined.logged() == {} and callback.config == CONFIG
 
 
@@ -197,7 +199,7 @@ class FakeWandB(types.ModuleType):
 
     def __init__(self, active=False):
         super().__init__("wandb")
-        self.calls = []
+        self.calls, self.id, self.step = [], "one", 0
         self.config = types.SimpleNamespace(update=lambda values, **options: self.calls.append(("config", values)))
         self.summary = types.SimpleNamespace(update=lambda values: self.calls.append(("summary", values)))
         self.run = self if active else None
@@ -207,7 +209,9 @@ class FakeWandB(types.ModuleType):
         return self
 
     def log(self, values, step):
+        assert step >= self.step  # W&B would drop the values
         self.calls.append(("log", values, step))
+        self.step = step
 
     def log_artifact(self, path, name, type):
         self.calls.append(("artifact", path, name, type))
@@ -238,6 +242,14 @@ class FakeMLflow(types.ModuleType):
 
     def log_params(self, params):
         self.calls.append(("params", params))
+
+    def MlflowClient(self):
+        return self
+
+    def get_metric_history(self, run_id, key):
+        assert (run_id, key) == ("id", "env_steps")
+        metrics = [call for call in self.calls if call[0] == "metrics" and key in call[1]]
+        return [types.SimpleNamespace(step=step) for *_, step in metrics]
 
     def log_metrics(self, metrics, step):
         self.calls.append(("metrics", metrics, step))
@@ -318,6 +330,48 @@ def test_an_active_run_is_used_and_stays_open(train, fake):
     assert mlflow.calls[0][1] == {name: value for name, value in SETTINGS.items() if name not in ("env", "seed")}
 
 
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_trainings_in_one_active_run_follow_one_another(train, fake, name):
+    """Their env-steps begin at 0 again, and W&B would drop what is below its last step."""
+    package = fake({"wandb": FakeWandB, "mlflow": FakeMLflow}[name](active=True))
+    for _ in range(3):
+        train(lambda result: result, getattr(ppo.callbacks, name)())
+    logged = [call for call in package.calls if call[0] in ("log", "metrics") and "env_steps" in call[1]]
+    assert [values for _, values, _ in logged] == [LOGGED] * 3
+    steps = [step for *_, step in logged]
+    assert steps[0] == 2048 and steps[1] - steps[0] == 2048 and steps[2] > steps[1]
+
+
+@pytest.mark.parametrize("lost", [0, 512])
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_a_resumed_run_continues_the_run_of_the_tracker_above_its_last_step(tmp_path, fake, name, lost):
+    """After a crash, the checkpoint precedes the last steps that were reported."""
+    package = fake({"wandb": FakeWandB, "mlflow": FakeMLflow}[name]())
+    for start, end in ((0, 2048), (2048 - lost, 4096)):
+        callbacks = Callbacks([getattr(ppo.callbacks, name)()])  # of another process
+        callbacks.attach(CONFIG, tmp_path)
+        callbacks.on_start(CONFIG, start)
+        callbacks.on_report({**REPORT, "env_steps": end})
+        callbacks.on_end(None, RuntimeError())
+    begun, again = (call[1] for call in package.calls if call[0] in ("init", "start"))
+    assert begun == {} and again == {"wandb": {"id": "one", "resume": "allow"}, "mlflow": {"run_id": "id"}}[name]
+    assert [call[2] for call in package.calls if call[0] in ("log", "metrics")] == [2048, 4096 + lost]
+
+
+def test_a_run_of_mlflow_that_is_gone_is_replaced(tmp_path, fake, monkeypatch):
+    package = fake(FakeMLflow())
+    package.MlflowException = KeyError
+    start_run = package.start_run
+    monkeypatch.setattr(package, "start_run", lambda run_id=None: {"new": start_run()}[run_id or "new"])
+    (tmp_path / "trackers.json").write_text('{"mlflow": {"id": "gone", "step": 4096}}')
+    callbacks = Callbacks([ppo.callbacks.mlflow()])
+    callbacks.attach(CONFIG, tmp_path)
+    callbacks.on_start(CONFIG, 2048)
+    callbacks.on_report({**REPORT, "env_steps": 4096})
+    assert package.calls[-1][2] == 4096
+    assert json.loads((tmp_path / "trackers.json").read_text()) == {"mlflow": {"id": "id", "step": 4096}}
+
+
 def test_a_logger_that_cannot_begin_does_not_hide_why(train, fake):
     wandb, mlflow = fake(FakeWandB()), fake(FakeMLflow())
     for package, name in ((wandb, "init"), (mlflow, "start_run")):
@@ -346,6 +400,7 @@ def test_the_command_tracks_a_run_and_tells_how_to_resume_it_with_the_tracker(fa
     packages = [fake(FakeWandB()), fake(FakeMLflow())]
 
     def run_training(config, run, callback, **_):
+        callback.attach(config, run.path)
         callback.on_start(config, 0)
         callback.on_report(REPORT)
         return Result(run.path, 2048, None)

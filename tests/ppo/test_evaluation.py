@@ -12,6 +12,7 @@ import pytest
 import ppo
 import vecenv
 from ppo import Evaluation
+from ppo.envs import identity_of, time_limit_of
 from ppo.results import evaluation as evaluations
 from ppo.results.evaluation import MIN_LIMIT, Players, limit_of, play
 from tests.drawing import Striped
@@ -103,6 +104,41 @@ def test_an_evaluation_needs_an_episode():
 def test_the_limit_is_ten_times_the_longest_training_episode():
     assert limit_of(None) == limit_of(0) == limit_of(1000) == MIN_LIMIT == 10_000
     assert limit_of(1001) == 10_010
+    assert limit_of(None, 0) == limit_of(50, 1000) == limit_of(None, 10**6) == 10_000  # 0: training has not begun
+    assert limit_of(None, 32) == limit_of(31, 32) == 320 and limit_of(40, 32) == 400
+
+
+def test_a_short_run_on_an_env_that_never_ends_has_a_short_evaluation(tmp_path):
+    warnings, make = Warnings(), functools.partial(CountingEnv, 0, NEVER)
+    result = ppo.train(CONFIG, make, callbacks=[warnings], logdir=tmp_path)
+    assert result.evaluation.lengths.tolist() == [320, 320]  # ten times the 32 steps of training in each env
+    (message,) = warnings.messages
+    assert message.startswith("3 of 3 episodes did not end: an env whose episode reaches 320 steps is stopped, far")
+    assert ppo.evaluate_run(result.path, 1, envs=make).lengths.tolist() == [320]
+    # A time limit of the env itself, here 400 steps, is not cut short.
+    limited = functools.partial(gym.wrappers.TimeLimit, CountingEnv(0, NEVER), 400)
+    assert ppo.evaluate_run(result.path, 1, envs=lambda: gym.Wrapper(limited())).lengths.tolist() == [400]
+
+
+def test_functions_of_two_processes_are_compared_by_name_and_arguments():
+    partial = functools.partial
+    assert identity_of(CountingEnv) == "tests.helpers:CountingEnv"
+    assert identity_of([partial(CountingEnv, 0, length=5)] * 2) == [["tests.helpers:CountingEnv", [[0], {"length": 5}]]]
+    assert identity_of(partial(CountingEnv, 0)) != identity_of(partial(CountingEnv, 1))
+    local = Warnings()
+    for unknown in (None, lambda: 0, partial(CountingEnv, local), partial(lambda: 0), [CountingEnv, lambda: 0]):
+        assert identity_of(unknown) is None
+
+
+def test_the_time_limit_of_envs_is_known_wherever_they_are_stepped():
+    short = {"max_episode_steps": 7}
+    for expected, made in (
+        (7, vecenv.make("CartPole-v1", 2, num_workers=1, **short)),
+        (7, vecenv.make("Hopper-v5", 2, **short)),
+        (0, vecenv.SyncVectorEnv([functools.partial(CountingEnv, 0)])),
+    ):
+        with made as envs:
+            assert time_limit_of(envs) == expected
 
 
 def test_a_run_on_an_env_that_never_ends_has_a_score_and_a_warning(tmp_path, monkeypatch):
@@ -131,6 +167,52 @@ def test_an_evaluation_of_a_loaded_policy_has_the_limit_of_training(of_functions
     result = of_functions
     found = ppo.evaluate_run(result.path, 1, envs=functools.partial(CountingEnv, 0, NEVER), warn=lambda message: None)
     assert found.lengths.tolist() == [70]
+
+
+@pytest.mark.parametrize("by", ["function", pytest.param("eval_env_kwargs", marks=pytest.mark.slow)])
+def test_a_resumed_run_scores_the_best_checkpoint_again_if_its_evaluation_envs_may_differ(tmp_path, by):
+    """Episodes of 9 steps are worth 45, and those of 5 steps 15: the first score must not keep its place."""
+    config = dataclasses.replace(CONFIG, eval_interval=32)
+    envs = functools.partial(CountingEnv, 0, 5)
+
+    def how(length):
+        if by == "function":
+            return config, {"envs": envs, "eval_envs": functools.partial(CountingEnv, 0, length)}
+        return dataclasses.replace(config, env=f"{__name__}:Counting", eval_env_kwargs={"length": length}), {}
+
+    def best(result):
+        return json.loads((result.path / "checkpoints" / "best" / "progress.json").read_text())
+
+    settings, sources = how(9)
+    result = ppo.train(settings, **sources, logdir=tmp_path)
+    assert best(result)["return_mean"] == 45 and best(result)["env_steps"] == 64
+    warnings = Warnings()
+    settings, sources = how(5)
+    changed = {"total_steps": 128, "eval_env_kwargs": settings.eval_env_kwargs, "trust_modules": True}
+    ppo.resume(result.path, **changed, **sources, callbacks=warnings)
+    assert best(result)["return_mean"] == 15 and best(result)["env_steps"] == 128
+    assert warnings.messages[1:] == ["the checkpoint best, whose mean return was 45.0, has 15.0 in the evaluation envs"]
+    # The best policy keeps its place if it is better in the new envs, too.
+    file = result.path / "checkpoints" / "best" / "progress.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "env_steps": 7}))
+    with pytest.MonkeyPatch.context() as patch:
+        scores = iter([46.0, 45.0, 45.0])
+        real = evaluations.play
+        patch.setattr(
+            evaluations,
+            "play",
+            lambda *a, **k: dataclasses.replace(real(*a, **k), returns=np.full(3, next(scores))),
+        )
+        settings, sources = how(9)
+        ppo.resume(
+            result.path, **{**changed, "total_steps": 192, "eval_env_kwargs": settings.eval_env_kwargs}, **sources
+        )
+    assert best(result)["env_steps"] == 7
+
+
+class Counting(CountingEnv):
+    def __init__(self, length=5):
+        super().__init__(0, length)
 
 
 def test_a_video_of_an_episode_that_never_ends_is_cut_off(tmp_path, monkeypatch):

@@ -96,13 +96,21 @@ def test_training_progress_survives_damaged_env_states(tmp_path, stopped):
     assert result.env_steps == 4 * 128 and "envs.npz holds no env states" in callback.warnings[0]
 
 
-def test_env_states_that_are_slow_to_save_are_saved_only_at_the_end(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("share", "expected"),
+    [
+        (resume.STATES_SHARE, [False, False, True]),  # the stop rewrote the last checkpoint
+        pytest.param(1e9, [True, True, True], marks=pytest.mark.slow),
+    ],
+)
+def test_env_states_that_are_slow_to_save_are_saved_rarely_and_at_the_end(tmp_path, monkeypatch, share, expected):
     monkeypatch.setattr(resume, "MAX_STATES_S", 0.0)
+    monkeypatch.setattr(resume, "STATES_SHARE", share)
     callback = StopAfter(4 * 128)
     config = dataclasses.replace(CONFIG, env="CartPole-v1", checkpoint_interval=128)
     path = ppo.train(config, logdir=tmp_path, callbacks=[callback]).path
     states = [(folder / "envs.npz").exists() for folder in checkpoints(path)]
-    assert states == [False, False, True]  # the stop rewrote the last checkpoint
+    assert states == expected
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])

@@ -4,7 +4,9 @@ import dataclasses
 import functools
 import json
 import multiprocessing
+import os
 import re
+import signal
 from contextlib import closing, contextmanager
 from types import SimpleNamespace
 
@@ -367,6 +369,46 @@ def test_an_evaluation_whose_worker_dies_is_played_again(tmp_path):
         evaluate_run(result.path, 2, envs=functools.partial(KillsOnce, flag, again=True), warn=warnings.found.append)
 
 
+class Terminates(CountingEnv):
+    """Sends SIGTERM to this process in the third step of an episode that does not end, if it is told to."""
+
+    def __init__(self, stops, at):
+        super().__init__(0, length=5)
+        self._stops, self._at = stops, at
+
+    def step(self, action):
+        if self._stops() and self.steps == self._at:
+            self.length = 10**9
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().step(action)
+
+
+@pytest.mark.parametrize("stops_at", [64, pytest.param(96, marks=pytest.mark.slow)])
+def test_a_signal_cuts_an_evaluation_short_and_the_resumed_run_makes_up_for_it(tmp_path, stops_at):
+    class Records(Callback):
+        def on_checkpoint(self, env_steps, path):
+            saved.append(env_steps)
+
+        def on_update(self, report):
+            updates.append(report["env_steps"])
+
+    saved, updates, path = [], [], tmp_path / "runs"
+    settings = {"total_steps": 96, "eval_interval": 64, "report_interval": 32, "checkpoint_interval": 10**9}
+    config = dataclasses.replace(CONFIG, num_workers=0, **settings)
+    envs, how = functools.partial(CountingEnv, 0, 5), {"callbacks": Records(), "progress": False}
+    stopping = functools.partial(Terminates, lambda: saved[-1:] == [stops_at], 3)
+    stopped = ppo.train(config, envs, eval_envs=stopping, logdir=path, **how)
+    assert stopped.interrupted and stopped.signal == signal.SIGTERM and stopped.env_steps == stops_at
+    assert saved[-1] == stops_at and updates[-1] == stops_at  # saved before the signal, and once
+    assert [report["env_steps"] for report in reports(stopped.path)] == list(range(32, stops_at, 32))
+    resumed = ppo.resume(stopped.path, envs=envs, **how)
+    whole = ppo.train(config, envs, logdir=tmp_path / "whole", **how)
+    assert reports(resumed.path, times=False) == reports(whole.path, times=False)
+    assert resumed.evaluation.to_json() == whole.evaluation.to_json()
+    assert ppo.resume(whole.path, envs=envs, **how).evaluation.to_json() == whole.evaluation.to_json()
+    assert reports(resumed.path, times=False) == reports(whole.path, times=False)  # nothing was reported twice
+
+
 def test_a_worker_that_dies_after_a_callback_has_stopped_a_run_is_an_error(tmp_path):
     class Stops(Callback):
         def on_update(self, report):
@@ -377,6 +419,44 @@ def test_a_worker_that_dies_after_a_callback_has_stopped_a_run_is_an_error(tmp_p
     how = {"eval_envs": functools.partial(KillsOnce, flag), "callbacks": Stops(), "logdir": tmp_path}
     with pytest.raises(vecenv.WorkerDied, match="exited with code 3"):
         ppo.train(CONFIG, functools.partial(CountingEnv, 0, 5), **how)
+
+
+def test_callbacks_may_change_what_they_are_given(tmp_path):
+    class Changes(Callback):
+        def on_update(self, report):
+            report["mine"] = 1.0
+
+        on_report = on_update
+
+        def on_evaluation(self, env_steps, evaluation):
+            evaluation.returns[:] = -1.0
+            evaluation.infos["mine"] = 1.0
+
+    class Sees(Callback):
+        def on_update(self, report):
+            assert "mine" not in report
+
+        on_report = on_update
+
+        def on_evaluation(self, env_steps, evaluation):
+            assert (evaluation.returns == 15.0).all() and not evaluation.infos
+
+    config = dataclasses.replace(CONFIG, total_steps=64, eval_interval=32, report_interval=64, num_workers=0)
+    envs = functools.partial(CountingEnv, 0, 5)
+    result = ppo.train(config, envs, callbacks=[Changes(), Sees()], logdir=tmp_path)
+    assert result.evaluation.returns.tolist() == [15.0, 15.0]
+    assert len(reports(result.path)) == 2 and not any("mine" in report for report in reports(result.path))
+
+
+def test_a_script_that_runs_functions_eagerly_trains_and_loads_with_graphs(tmp_path):
+    config = dataclasses.replace(CONFIG, total_steps=64, num_workers=0)
+    tf.config.run_functions_eagerly(True)
+    try:
+        result = ppo.train(config, functools.partial(CountingEnv, 0, 5), logdir=tmp_path)
+        assert ppo.load_policy(result.path)(np.zeros(3)) in (0, 1)
+        assert tf.config.functions_run_eagerly()
+    finally:
+        tf.config.run_functions_eagerly(False)
 
 
 # Whatever ends a run, its last finished update is saved.
@@ -539,6 +619,39 @@ def test_training_progress_survives_a_worker_death_while_env_states_are_saved(tm
     (path,) = checkpoints(run)
     progress = json.loads((path / "progress.json").read_text())
     assert path.name == "step_000000000032" and "exited with code 3" in progress["why_fresh"]
+
+
+def test_a_checkpoint_without_env_states_is_written_before_states_that_may_take_long(tmp_path, monkeypatch):
+    """A batch system may kill a process a few seconds after SIGTERM, while an env saves its state."""
+
+    class Slow(RewardTurnsBad):
+        def get_state(self):
+            written.append([(path.name, (path / "envs.npz").exists()) for path in checkpoints(run)])
+
+    monkeypatch.setattr("ppo.run.resume.MAX_STATES_S", 0.0)
+    written, run = [], Run.create(tmp_path, "slow", CONFIG)
+    config = dataclasses.replace(CONFIG, num_envs=1, minibatch_size=16, num_workers=0, checkpoint_interval=10**9)
+    run_training(config, run, Callbacks([StopsAt(32)]), envs=functools.partial(Slow, 1.0))
+    assert written == [[("step_000000000032", False)]]
+    assert (checkpoints(run)[-1] / "envs.npz").exists()
+
+
+@pytest.mark.filterwarnings("ignore:.*It is restarted")
+@pytest.mark.parametrize("fails", [kills_the_worker, raises_value_error])
+def test_checkpoints_hold_env_states_again_once_they_can_be_saved(tmp_path, fails):
+    class Counts(Callback):
+        def on_checkpoint(self, env_steps, path):
+            states.append((path / "envs.npz").exists())
+            if env_steps == 32:
+                flag.touch()
+
+    flag, states, notes = tmp_path / "flag", [], Notes()
+    config = dataclasses.replace(CONFIG, total_steps=160, on_worker_death="restart")
+    envs = [functools.partial(Unwilling, fails, flag)] * 2
+    run_training(config, Run.create(tmp_path, "once", config), Callbacks([Counts(), notes]), envs=envs)
+    assert states == [True, False, True, True, True]
+    (warning,) = notes.warnings
+    assert warning.startswith("checkpoints will not hold the states of the envs until this changes, so a resumed run")
 
 
 def test_training_progress_survives_env_states_that_cannot_be_written(tmp_path, monkeypatch):

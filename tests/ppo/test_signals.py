@@ -1,9 +1,11 @@
 """Tests of ppo/run/signals.py: the first signal stops a run between two updates, and the second ends the process."""
 
+import faulthandler
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 
 import pytest
@@ -82,6 +84,36 @@ def test_a_hangup_stops_a_run_but_is_never_the_second_signal(handler, monkeypatc
         os.kill(os.getpid(), signal.SIGINT)
         assert len(handler) == 1
     assert signal.signal(signal.SIGHUP, before) == signal.SIG_DFL
+
+
+@pytest.mark.parametrize("number", signals.NOTICES)
+def test_a_notice_of_a_batch_system_stops_a_run_and_the_signal_that_follows_is_the_first(handler, monkeypatch, number):
+    """Slurm sends the signal of `--signal=USR1@60` 60 s before SIGTERM, which still leaves time to save."""
+    monkeypatch.setattr(signals, "SAME_S", 0.0)
+    before = signal.getsignal(number)
+    with signals.on_first_signal(lambda _: pytest.fail("the inner block handles signals")), stop_on_signal() as stop:
+        for one in (number, number, signal.SIGINT, number):
+            os.kill(os.getpid(), one)
+        assert stop.is_set() and stop.number == number and not handler
+    assert signal.getsignal(number) == before
+
+
+def test_a_script_keeps_its_own_handlers_of_notices():
+    """`faulthandler` installs its handler from C, which Python reports as the default action."""
+    calls = []
+    before = signal.signal(signal.SIGUSR2, lambda *_: calls.append(1))
+    try:
+        with tempfile.TemporaryFile() as file:
+            faulthandler.register(signal.SIGUSR1, file)
+            try:
+                with stop_on_signal() as stop:
+                    os.kill(os.getpid(), signal.SIGUSR1)
+                    os.kill(os.getpid(), signal.SIGUSR2)
+            finally:
+                faulthandler.unregister(signal.SIGUSR1)
+            assert not stop.is_set() and calls and file.tell()
+    finally:
+        signal.signal(signal.SIGUSR2, before)
 
 
 def test_no_signal_is_handled_outside_the_main_thread():

@@ -4,6 +4,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import ppo
@@ -61,6 +62,43 @@ def test_an_undeclared_metric_is_an_error(tmp_path):
         with pytest.raises(ValueError, match="the metric 'rate' is not declared: add it to ppo"):
             writer.write({"env_steps": 64, "kl": 0.5, "rate": 1.0, "loss": None})
     assert set(update.METRICS) <= set(METRICS)
+
+
+@pytest.mark.parametrize("folder", ["runs", "[runs]"])
+def test_a_resumed_run_repeats_no_event_of_a_run_that_was_killed(tmp_path, folder):
+    run = Run.create(tmp_path / folder, "run", CONFIG)
+    with closing(MetricsWriter(run, CONFIG, 0)) as killed, closing(SummaryWriter(run)) as other:
+        for step in (32, 64, 96):
+            killed.write({"env_steps": step, "kl": 0.5})
+            other.write(step)
+        # The files are read while the first writer is open, as a process that is killed leaves them.
+        (events,) = run.path.glob(f"events.out.tfevents.*.{'[0-9a-f]' * 16}.v2")
+        with events.open("ab") as file:
+            file.write(b"half of a record")
+        with closing(MetricsWriter(run, CONFIG, 64)) as resumed:
+            assert resumed.has_report
+            for step in (96, 128):
+                resumed.write({"env_steps": step, "kl": 0.25})
+    found = EventAccumulator(str(run.path), size_guidance={"tensors": 0}).Reload()
+    assert [(event.step, tf.make_ndarray(event.tensor_proto)) for event in found.Tensors("kl/kl")] == [
+        (32, 0.5), (64, 0.5), (96, 0.25), (128, 0.25)
+    ]  # fmt: skip
+    assert [event.step for event in found.Tensors("mine")] == [32, 64, 96]  # a callback's own file
+    assert not list(run.path.glob(".part*"))
+
+
+class SummaryWriter:
+    """Writes events as a callback may do."""
+
+    def __init__(self, run):
+        self._writer = tf.summary.create_file_writer(str(run.path))
+
+    def write(self, step):
+        with self._writer.as_default(step=step):
+            tf.summary.scalar("mine", 1.0)
+
+    def close(self):
+        self._writer.close()
 
 
 def test_the_manual_lists_every_metric():
