@@ -368,14 +368,15 @@ class PooledVectorEnv(VectorEnv):
         leaves = self._results.object_leaves
         check_states(states, self.num_envs, row_types(self.autoreset_mode.value, self.arrays, leaves))
         has_batch = states[0]["row"] is not None
-        self._state = _BROKEN  # until all rows are restored
+        self._begin(Kind.SET_STATE, slot, [states[run.rows] for run in self._pool.ranges], State.CALL)
+        self._finish(None)  # the newest batch stays if an env rejects its state
         for i, state in enumerate(states if has_batch else ()):
-            # Owner: the caller, until the message with the states passes the rows of `slot` to the workers.
+            # Owner: the caller, all rows of `slot`, because the envs have been restored.
             write_row(self.arrays, leaves, i, slot, state["row"])
         for key in self.info_keys:  # states omit these infos, so that the keys may differ
             self.arrays[(layout.EPISODE_INFO, key)][slot] = np.nan
-        self._run(Kind.SET_STATE, [states[run.rows] for run in self._pool.ranges], slot)
         self._slot, self._has_batch = slot, has_batch
+        self._state = _IDLE
 
     @property
     def observations(self) -> Any:

@@ -24,7 +24,7 @@ from vecenv.rows.other_apis import check_env, reset_result
 from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, EnvSpaces, ResetCommand, RowsOptions, StepObjects
 from vecenv.rows.rows import Rows, Slot
 from vecenv.spaces import Path
-from vecenv.state import restore, state_of
+from vecenv.state import check_classes, restore, state_of
 
 
 class EnvRows(Rows):
@@ -177,8 +177,10 @@ class EnvRows(Rows):
         return [self._state_of_row(i, self._guarded(i, "get_state", state_of, env)) for i, env in enumerate(self.envs)]
 
     def set_state(self, slot: int, states: Sequence[dict[str, Any]]) -> None:
-        for i, (env, state) in enumerate(zip(self.envs, states, strict=True)):
-            self._guarded(i, "set_state", restore, env, state["env"])
+        for check in (check_classes, restore):  # no env changes if one is of another class
+            for i, (env, state) in enumerate(zip(self.envs, states, strict=True)):
+                self._guarded(i, "set_state", check, env, state["env"])
+        for i, state in enumerate(states):
             self._episodes.next_step[i] = BEGINS if state["begins"] else STEPS
             self._episodes.restore_totals(i, state["totals"], state.get("infos", {}))
         self._objects_of([])

@@ -174,11 +174,15 @@ class ProcessPool(Pool):
         elif kind == Kind.GET_STATE and cuts.unreported:
             error = NotRestorable("a worker was just restarted: step all its envs before you save their states")
             return [Failed(error)] * len(replies)
-        cuts.unreported -= self._resets
+        elif kind == Kind.SET_STATE:
+            accepted = [run for run in self.ranges if type(replies[run.index]) is not Failed]
+            cuts.unreported.difference_update(env for run in accepted for env in range(run.low, run.high))
+            if len(accepted) == len(self.ranges):  # otherwise, the previous batch stays the newest
+                cuts.complete_slot = slot if self._resets else None
+        elif kind == Kind.RESET:
+            cuts.unreported -= self._resets
         if kind in (_STEP, Kind.RESET):
             cuts.complete_slot = slot
-        elif kind == Kind.SET_STATE:
-            cuts.complete_slot = slot if self._resets else None
         return replies
 
     def _replies(self, timeout: float | None) -> list[Any]:
