@@ -60,6 +60,13 @@ def test_cut_episodes_are_truncated_with_their_last_complete_observation(mode):
         assert not truncated.any()
 
 
+def test_a_cut_row_that_the_new_process_leaves_to_the_parent_is_not_checked_there():
+    with restarting(finite_observations=True) as envs:
+        envs.reset()
+        kill(envs, 0)
+        np.testing.assert_array_equal(envs.step([0] * 4)[0][:, 2], [0, 0, 1, 1])
+
+
 def test_with_disabled_autoreset_a_mask_resets_the_cut_envs():
     with restarting(autoreset_mode="Disabled") as envs:
         envs.reset()

@@ -107,6 +107,7 @@ class EnvRows(Rows):
         kind: type = float  # of the previous reward
         began: list[int] = []  # rows that this step resets
         ended: list[int] = []  # rows whose episode ends and whose next episode begins, both in this step
+        skipped: list[int] = []  # rows that the parent writes later
         infos: Infos = []
         i = 0
         try:
@@ -114,6 +115,7 @@ class EnvRows(Rows):
                 if next_step[i]:
                     if next_step[i] == SKIPS:
                         rewards[i], next_step[i] = 0.0, BEGINS
+                        skipped.append(i)
                         continue
                     observation, info = self._begin_episode(at, i, began)
                 else:
@@ -151,7 +153,8 @@ class EnvRows(Rows):
             raise
         self._episodes.count(at.columns, index, began, ended)
         if self._checks_finite:
-            self._guarded(None, "step", self._check_finite, at, index, ended)
+            written = [i for i in rows if i not in skipped] if skipped else index
+            self._guarded(None, "step", self._check_finite, at, written, ended)
         return self._objects_of(infos) if infos or self._objects else NO_OBJECTS
 
     def step_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> Iterator[tuple[list[int], StepObjects]]:
