@@ -6,8 +6,6 @@ replies, regardless of the number of envs and the size of their observations.
 
 from __future__ import annotations
 
-import os
-import weakref
 from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from typing import Any, Literal
@@ -31,17 +29,6 @@ from vecenv.workers.process_pool import ProcessPool
 from vecenv.workers.protocol import CallCommand, Kind
 
 CLOSE_GRACE_S = 5.0  # how long close() waits for workers to exit before it kills them
-
-_alive: weakref.WeakSet[AsyncVectorEnv] = weakref.WeakSet()
-
-
-def _mark_all() -> None:
-    """Marks inherited vector envs in a forked process, so that `step` need not check the process id."""
-    for envs in list(_alive):
-        envs._state = State.FORKED
-
-
-os.register_at_fork(after_in_child=_mark_all)
 
 
 class AsyncVectorEnv(PooledVectorEnv):
@@ -160,7 +147,6 @@ class AsyncVectorEnv(PooledVectorEnv):
                 worker_init=worker_init,
             )
         super().__init__(pool, options, num_slots=num_slots, copy=copy, observation_mode=observation_mode)
-        _alive.add(self)
         if shared_memory is True:
             try:
                 tree.check_gymnasium_spaces(self.single_observation_space)
@@ -225,7 +211,7 @@ class AsyncVectorEnv(PooledVectorEnv):
         """
         if self._state is State.FORKED:
             return
-        if self._state not in (State.IDLE, State.BROKEN):
+        if self._state not in (State.IDLE, State.BROKEN, State.CLOSED):  # CLOSED: an interrupt has ended a `close`
             logger.warn(f"Calling `close` while waiting for a pending call to `{self._state.value}` to complete.")
         self._state = State.CLOSED
         self._pool.close(0.0 if terminate else CLOSE_GRACE_S if timeout is None else timeout)

@@ -279,6 +279,24 @@ def test_an_exception_of_an_env_passes_unchanged_through_the_graph():
         run()
 
 
+@pytest.mark.parametrize("inside", [False, True])
+def test_an_earlier_exception_does_not_replace_a_later_error_of_another_operation(inside):
+    _, envs = make(2)
+    envs.reset()
+
+    def too_early():
+        with pytest.raises(tf.errors.OpError):
+            tf.function(envs.rollout)()
+
+    if not inside:
+        too_early()
+    with pytest.raises(tf.errors.InvalidArgumentError), envs.raising():
+        if inside:
+            too_early()
+            envs.step(tf.zeros([2], tf.int64))
+        tf.debugging.assert_equal(1, 2)
+
+
 def test_the_error_for_a_wrong_number_of_slots_says_which_number_is_right():
     with pytest.raises(ValueError, match=r"num_slots=2, but rollouts of num_steps=5 need .*=slots_for\(5\)"):
         InGraphVectorEnv(vecenv.SyncVectorEnv([lambda: CountingEnv(0)]), num_steps=5)

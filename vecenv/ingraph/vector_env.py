@@ -237,6 +237,7 @@ class InGraphVectorEnv:
     @contextmanager
     def raising(self) -> Iterator[None]:
         """Raises the original exception of an env or a worker instead of the TensorFlow error that hides it."""
+        self._error = None  # of an earlier operation
         try:
             yield
         except tf.errors.OpError:
@@ -336,6 +337,7 @@ class InGraphVectorEnv:
         """
 
         def run(before: np.ndarray, after: np.ndarray, *inputs: np.ndarray) -> list[np.ndarray]:
+            self._error = None
             try:
                 return function(int(before), int(after), *inputs)
             except BaseException as error:

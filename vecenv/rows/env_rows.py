@@ -6,6 +6,7 @@ Workers and the parent use the same class, with different memory behind the arra
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -45,11 +46,14 @@ class EnvRows(Rows):
     def build(self) -> EnvDescription:
         options, env_fns = self._options, self._env_fns
         self._env_fns = ()  # which may hold much data
-        rows: dict[int, int] = {}  # of each env, without its wrappers, by its id
+        found: dict[
+            int, tuple[Any, int]
+        ] = {}  # each env without its wrappers, which lives as long as its id, and its row
         for i, env_fn in enumerate(env_fns):
             env = self._guarded(i, "construction", env_fn)
             self._guarded(i, "construction", check_env, env)
-            if (row := rows.setdefault(id(_innermost(env)), i)) != i:
+            inner = _innermost(env)
+            if (row := found.setdefault(id(inner), (inner, i))[1]) != i:
                 self._guarded(i, "construction", _refuse_shared, env, self.first_env + row)
             self.envs.append(env)
         env = self.envs[0]
@@ -65,7 +69,8 @@ class EnvRows(Rows):
             previous = env.observation_space, env.action_space
             spaces.append(spaces[-1] if equal else self._spaces(*previous))
         first = self.envs[0]
-        return EnvDescription(spaces, dict(first.metadata or {}), first.render_mode, steps_subsets=True)
+        metadata, render_mode = getattr(first, "metadata", None), getattr(first, "render_mode", None)
+        return EnvDescription(spaces, dict(metadata or {}), render_mode, steps_subsets=True)
 
     def _slot_of(self, views: dict[Path, np.ndarray]) -> _EnvSlot:
         return _EnvSlot(self, views)
@@ -163,7 +168,7 @@ class EnvRows(Rows):
 
     def call(self, name: str, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
         def one(env: gym.Env) -> Any:
-            attribute = env.get_wrapper_attr(name)
+            attribute = getattr(env, "get_wrapper_attr", partial(getattr, env))(name)
             result = attribute(*args, **kwargs) if callable(attribute) else attribute
             return copied(result) if name == "render" else result  # the env may draw its next frame into the same array
 
@@ -173,8 +178,11 @@ class EnvRows(Rows):
         return [self._guarded(i, doing, function, self.envs[i]) for i in rows]
 
     def set_attr(self, name: str, values: Sequence[Any]) -> None:
+        def one(env: gym.Env, value: Any) -> None:
+            getattr(env, "set_wrapper_attr", partial(setattr, env))(name, value)
+
         for i, (env, value) in enumerate(zip(self.envs, values, strict=True)):
-            self._guarded(i, f"set_attr({name!r})", lambda env, value: env.set_wrapper_attr(name, value), env, value)
+            self._guarded(i, f"set_attr({name!r})", one, env, value)
 
     def get_state(self) -> list[dict[str, Any]]:
         return [self._state_of_row(i, self._guarded(i, "get_state", state_of, env)) for i, env in enumerate(self.envs)]
@@ -192,7 +200,7 @@ class EnvRows(Rows):
         first_error = None
         for i, env in enumerate(self.envs):
             try:
-                self._guarded(i, "close", env.close)
+                self._guarded(i, "close", getattr(env, "close", lambda: None))
             except Exception as error:
                 first_error = first_error or error
         if first_error is not None:

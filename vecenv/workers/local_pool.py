@@ -91,12 +91,12 @@ class LocalPool(Pool):
         return ids, combined(parts)
 
     def close(self, grace_s: float = 0.0) -> None:
-        rows, self._rows = self._rows, None
-        if rows is not None:
+        if self._rows is not None:
             try:
-                rows.close()
+                self._rows.close()
             except Exception as error:  # as with workers, what the envs have done is not lost
                 logger.warn(f"an env raised in close():\n{''.join(traceback.format_exception(error))}")
+            self._rows = None  # now, because Ctrl-C may interrupt an env's close(), and another call closes the rest
 
 
 def _copy(actions: Any) -> Any:
