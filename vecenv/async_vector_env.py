@@ -7,6 +7,7 @@ replies, regardless of the number of envs and the size of their observations.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from typing import Any, Literal
 
@@ -133,7 +134,7 @@ class AsyncVectorEnv(PooledVectorEnv):
             num_workers = min(available_cores(), len(self.env_fns))
         pool: Pool
         if num_workers == 0:
-            pool = LocalPool(self.env_fns, options)
+            pool = LocalPool(self.env_fns, replace(options, own_copies=True))
         else:
             pool = ProcessPool(
                 self.env_fns,

@@ -142,11 +142,13 @@ def test_an_error_in_a_constructor_names_the_env_and_leaves_nothing_behind():
         vecenv.AsyncVectorEnv(fns, num_workers=2)
 
 
+SHARED = CountingEnv(0)
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_two_rows_cannot_share_an_env(num_workers, wrapped):
-    env = CountingEnv(0)
-    fns = [lambda: env, lambda: gym.Wrapper(env) if wrapped else env]
+    fns = [lambda: SHARED, lambda: gym.Wrapper(SHARED) if wrapped else SHARED]
     with pytest.raises(ValueError, match=r"which is also env 0.*build a new env in each call"):
         vecenv.AsyncVectorEnv(fns, num_workers=num_workers)
 

@@ -19,6 +19,7 @@ from vecenv.rows import checks, episode_infos
 from vecenv.rows.actions import clipper, each, unbounded
 from vecenv.rows.autoreset import BEGINS, SKIPS, STEPS
 from vecenv.rows.checks import FALSE, NUMBERS
+from vecenv.rows.copies import copiers
 from vecenv.rows.infos import Infos, copied, merge_infos
 from vecenv.rows.observations import observation_writer
 from vecenv.rows.other_apis import check_env, reset_result
@@ -44,13 +45,11 @@ class EnvRows(Rows):
         self._every_row = range(len(env_fns))
 
     def build(self) -> EnvDescription:
-        options, env_fns = self._options, self._env_fns
+        options, builders = self._options, self._copiers(self._env_fns)
         self._env_fns = ()  # which may hold much data
-        found: dict[
-            int, tuple[Any, int]
-        ] = {}  # each env without its wrappers, which lives as long as its id, and its row
-        for i, env_fn in enumerate(env_fns):
-            env = self._guarded(i, "construction", env_fn)
+        found: dict[int, tuple[Any, int]] = {}  # envs without their wrappers, kept so that no id is reused, and rows
+        for i in self._every_row:
+            env = self._guarded(i, "construction", lambda i: builders[i]()(), i)
             self._guarded(i, "construction", check_env, env)
             inner = _innermost(env)
             if (row := found.setdefault(id(inner), (inner, i))[1]) != i:
@@ -77,11 +76,12 @@ class EnvRows(Rows):
 
     def reset(self, slot: int, command: ResetCommand) -> StepObjects:
         at, keep_infos, mask = self._slots[slot], self._keep_infos, command.mask
+        (options,) = self._copiers([command.options])
         rows = list(self._every_row) if mask is None else np.flatnonzero(mask).tolist()
         infos: Infos = []
         for i in rows:
             try:
-                observation, info = self._reset(i, seed=command.seeds[i], options=command.options)
+                observation, info = self._reset(i, seed=command.seeds[i], options=options())
                 at.write(i, observation)
             except BaseException as error:
                 self._blame(error, i, "reset")
@@ -175,13 +175,14 @@ class EnvRows(Rows):
         return self.apply(one, self._every_row, f"call({name!r})")
 
     def apply(self, function: Callable[[gym.Env], Any], rows: Iterable[int], doing: str = "apply") -> list[Any]:
-        return [self._guarded(i, doing, function, self.envs[i]) for i in rows]
+        (own,) = self._copiers([function])
+        return [self._guarded(i, doing, lambda env: own()(env), self.envs[i]) for i in rows]
 
     def set_attr(self, name: str, values: Sequence[Any]) -> None:
-        def one(env: gym.Env, value: Any) -> None:
-            getattr(env, "set_wrapper_attr", partial(setattr, env))(name, value)
+        def one(env: gym.Env, value: Callable[[], Any]) -> None:
+            getattr(env, "set_wrapper_attr", partial(setattr, env))(name, value())
 
-        for i, (env, value) in enumerate(zip(self.envs, values, strict=True)):
+        for i, (env, value) in enumerate(zip(self.envs, self._copiers(values), strict=True)):
             self._guarded(i, f"set_attr({name!r})", one, env, value)
 
     def get_state(self) -> list[dict[str, Any]]:
@@ -205,6 +206,12 @@ class EnvRows(Rows):
                 first_error = first_error or error
         if first_error is not None:
             raise first_error
+
+    def _copiers(self, values: Sequence[Any]) -> list[Callable[[], Any]]:
+        """Returns a function for each value that returns the value itself, or a copy of it with `own_copies`."""
+        if self._options.own_copies:
+            return copiers(values)
+        return [lambda value=value: value for value in values]  # type: ignore[misc]
 
     def _end_episode(
         self, at: _EnvSlot, i: int, observation: Any, info: dict[str, Any], ended: list[int]

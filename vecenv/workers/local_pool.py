@@ -15,6 +15,7 @@ from vecenv.batched import Batched
 from vecenv.memory.block import Block
 from vecenv.memory.layout import Layout
 from vecenv.rows.batch_rows import BatchRows, make_rows
+from vecenv.rows.copies import copiers
 from vecenv.rows.protocol import EnvDescription, RowsOptions, StepObjects, combined
 from vecenv.workers.pool import EnvRange, Failed, NotSent, Pool
 from vecenv.workers.protocol import BETWEEN_STEPS, Kind, carry_out
@@ -44,7 +45,10 @@ class LocalPool(Pool):
         return self._rows.envs
 
     def start(self) -> list[EnvDescription]:
-        self._rows = make_rows(self._env_fns, 0, self._options)
+        env_fns = self._env_fns
+        if isinstance(env_fns, Batched) and self._options.own_copies:  # `EnvRows` copies functions itself
+            env_fns = copiers([env_fns])[0]()
+        self._rows = make_rows(env_fns, 0, self._options)
         return [self._rows.build()]
 
     def share(self, layout: Layout) -> Block:
@@ -55,7 +59,12 @@ class LocalPool(Pool):
     def begin(self, kind: Kind, slot: int = 0, payloads: Sequence[Any] | None = None) -> None:
         payload = None
         if payloads is not None:
-            payload = _copy(payloads[0]) if kind is _STEP else payloads[0]
+            payload = payloads[0]
+            if kind is _STEP:
+                payload = _copy(payload)
+            elif self._options.own_copies:
+                # Owner: the arguments belong to the caller again, as after they have been sent to workers.
+                payload = copiers([payload])[0]()
         self._command = kind, slot, payload
 
     def finish(self, timeout: float | None = None) -> list[Any]:

@@ -8,6 +8,7 @@ import pickle
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
@@ -82,7 +83,8 @@ class ProcessPool(Pool):
         self._frames: Sequence[bytes] = []  # of the command in progress, one per worker
         for run in ranges:
             # One pickle, so that objects that both use, such as globals of a script, stay the same objects.
-            build = dumps((worker_init, partial(build_rows, specs, env_fns[run.rows], run.low, options)))
+            own = replace(options, own_copies=run.high - run.low > 1)  # the envs of a worker share this pickle
+            build = dumps((worker_init, partial(build_rows, specs, env_fns[run.rows], run.low, own)))
             self._frames.append(start_frame(build))
             if restart:
                 self._builds.append(build)
