@@ -35,6 +35,9 @@ CLOSE_GRACE_S = 5.0  # how long close() waits for workers to exit before it kill
 class AsyncVectorEnv(PooledVectorEnv):
     """Steps its envs in worker processes; a drop-in replacement for `gymnasium.vector.AsyncVectorEnv`.
 
+    Each env has its own copies of all that its function captures, and of options, attributes and arguments, whatever
+    the number of workers. The envs of one process share its modules, with their globals and class attributes.
+
     Args:
         env_fns: One function per env, each returning a new env with the same spaces; or a `Batched`, with which
             each worker steps all its envs in one call.
@@ -53,7 +56,7 @@ class AsyncVectorEnv(PooledVectorEnv):
         max_concurrency: Upper limit on the number of workers, and thus on the number of envs stepped at the same time.
         num_workers: Number of processes. None: one per core that this process may use, but at most one per env.
             Each worker owns a contiguous range of envs. With 0, `step_wait` steps the envs in this process: debuggers
-            work inside envs, and timeouts have no effect.
+            work inside envs, timeouts have no effect, and envs share objects that cannot be pickled.
         num_slots: Number of slots in the ring buffer of batches, 2 or more.
         clip_actions: Clip Box actions to the env's bounds; the action space becomes unbounded.
         float32_observations: Return float64 observations as float32; non-finite values raise.
