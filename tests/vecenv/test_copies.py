@@ -77,6 +77,23 @@ def test_the_envs_of_a_sync_vector_env_share_their_arguments_as_gymnasiums_do(ma
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
+def test_each_env_has_its_own_action_even_if_the_same_object_is_given_for_all(num_workers):
+    class Acting(SharingEnv):
+        action_space = spaces.Sequence(spaces.Box(0, 9, (1,), np.float64))
+
+        def step(self, action):
+            self.counter = action[0]
+            return super().step(action)
+
+    with vecenv.AsyncVectorEnv([Acting] * 4, num_workers=num_workers) as envs:
+        envs.reset()
+        actions = ((np.zeros(1),),) * 4
+        assert envs.step(actions)[0].tolist() == [1] * 4
+        envs.send(actions)
+        assert envs.recv().observations.tolist() == [1] * 4
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
 def test_options_belong_to_the_caller_again_when_reset_async_returns(num_workers):
     with vecenv.AsyncVectorEnv([SharingEnv] * 2, num_workers=num_workers) as envs:
         options = {"counter": [5]}

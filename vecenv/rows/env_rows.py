@@ -163,6 +163,8 @@ class EnvRows(Rows):
         return self._objects_of(infos) if infos or self._objects else NO_OBJECTS
 
     def step_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> Iterator[tuple[list[int], StepObjects]]:
+        if self._options.own_copies and orders[0][1] is not None:  # in each order, or in none
+            orders = [(row, copied(action)) for row, action in orders]
         for row, action in orders:
             yield [row], self.step(slot, action, [row])
 
@@ -251,11 +253,16 @@ class EnvRows(Rows):
         if isinstance(index, list) and all(self._episodes.next_step[i] for i in index):
             return [None] * len(index)  # no env is stepped, and after a restart there may be no actions
         # A copy, because an env may keep its action beyond this step, for example for a smoothness cost.
-        if actions is None:
+        given = actions is not None
+        if not given:
             actions = at.copy_actions(index)
         if self._clip is not None:
             actions = self._clip(actions)
-        return actions if isinstance(actions, np.ndarray) else each(self._action_space, actions)
+        if isinstance(actions, np.ndarray):
+            return actions
+        one_by_one = each(self._action_space, actions)
+        # Before the first of them is used, because an env may change an object that is in several actions.
+        return [copied(action) for action in one_by_one] if given and self._options.own_copies else one_by_one
 
     def _objects_of(self, infos: Infos) -> StepObjects:
         """Returns these infos and the new values of leaves that have no memory, and clears the latter."""
