@@ -119,17 +119,6 @@ def test_without_workers_objects_that_cannot_be_pickled_are_shared():
         assert envs.get_attr("counter") == (lock, lock)
 
 
-def test_a_batched_without_workers_has_its_own_closure():
-    made = [0]
-
-    def make(num_envs, autoreset_mode):
-        made[0] += 1
-        return gym.vector.SyncVectorEnv([lambda: CountingEnv(0)] * num_envs, autoreset_mode=autoreset_mode)
-
-    vecenv.AsyncVectorEnv(vecenv.Batched(make, 2), num_workers=0).close()
-    assert made == [0]
-
-
 # `copiers` itself.
 
 

@@ -45,10 +45,7 @@ class LocalPool(Pool):
         return self._rows.envs
 
     def start(self) -> list[EnvDescription]:
-        env_fns = self._env_fns
-        if isinstance(env_fns, Batched) and self._options.own_copies:  # `EnvRows` copies functions itself
-            env_fns = copiers([env_fns])[0]()
-        self._rows = make_rows(env_fns, 0, self._options)
+        self._rows = make_rows(self._env_fns, 0, self._options)
         return [self._rows.build()]
 
     def share(self, layout: Layout) -> Block:
