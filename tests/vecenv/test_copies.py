@@ -61,7 +61,8 @@ def test_each_env_has_its_own_closure_and_arguments_whatever_the_number_of_worke
             envs.set_attr("counter", values)
             assert envs.step([0] * 4)[0].tolist() == [1] * 4
         assert envs.call("count", [0]) == envs.call("count", other=[0]) == (1,) * 4
-        assert envs.apply(lambda env: env.count(counter)) == [1] * 4
+        if num_workers:  # otherwise, this process calls the function itself
+            assert envs.apply(lambda env: env.count(counter)) == [1] * 4
     assert (options, value, counter) == ({"counter": [0]}, [0.0], [0])
 
 

@@ -169,7 +169,10 @@ class EnvRows(Rows):
             yield [row], self.step(slot, action, [row])
 
     def call(self, name: str, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
+        (own_arguments,) = self._copiers([(args, kwargs)])
+
         def one(env: gym.Env) -> Any:
+            args, kwargs = own_arguments()
             attribute = getattr(env, "get_wrapper_attr", partial(getattr, env))(name)
             result = attribute(*args, **kwargs) if callable(attribute) else attribute
             return copied(result) if name == "render" else result  # the env may draw its next frame into the same array
@@ -177,8 +180,7 @@ class EnvRows(Rows):
         return self.apply(one, self._every_row, f"call({name!r})")
 
     def apply(self, function: Callable[[gym.Env], Any], rows: Iterable[int], doing: str = "apply") -> list[Any]:
-        (own,) = self._copiers([function])
-        return [self._guarded(i, doing, lambda env: own()(env), self.envs[i]) for i in rows]
+        return [self._guarded(i, doing, function, self.envs[i]) for i in rows]
 
     def set_attr(self, name: str, values: Sequence[Any]) -> None:
         def one(env: gym.Env, value: Callable[[], Any]) -> None:

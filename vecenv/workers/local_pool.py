@@ -59,7 +59,7 @@ class LocalPool(Pool):
             payload = payloads[0]
             if kind is _STEP:
                 payload = _copy(payload)
-            elif self._options.own_copies:
+            elif self._options.own_copies and kind in (Kind.RESET, Kind.CALL, Kind.SET_ATTR):
                 # Owner: the arguments belong to the caller again, as after they have been sent to workers.
                 payload = copiers([payload])[0]()
         self._command = kind, slot, payload
