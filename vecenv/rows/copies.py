@@ -39,9 +39,11 @@ def copiers(values: Sequence[Any]) -> list[Callable[[], Any]]:
 
 
 def _copier(value: Any, pages: _Pages) -> Callable[[], Any]:
-    stream, pickler = io.BytesIO(), None
+    if value is None:  # as the options of most resets
+        return lambda: None
+    stream = io.BytesIO()
+    pickler = _Pickler(stream, pages)
     try:
-        pickler = _Pickler(stream, pages)
         pickler.dump(value)
     except Exception:
         return lambda: value

@@ -83,8 +83,8 @@ class ProcessPool(Pool):
         self._frames: Sequence[bytes] = []  # of the command in progress, one per worker
         for run in ranges:
             # One pickle, so that objects that both use, such as globals of a script, stay the same objects.
-            own = replace(options, own_copies=run.high - run.low > 1)  # the envs of a worker share this pickle
-            build = dumps((worker_init, partial(build_rows, specs, env_fns[run.rows], run.low, own)))
+            how = replace(options, own_copies=run.high - run.low > 1)  # the envs of a worker share this pickle
+            build = dumps((worker_init, partial(build_rows, specs, env_fns[run.rows], run.low, how)))
             self._frames.append(start_frame(build))
             if restart:
                 self._builds.append(build)
