@@ -6,9 +6,8 @@ replies, regardless of the number of envs and the size of their observations.
 
 from __future__ import annotations
 
-import os
-import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from typing import Any, Literal
 
@@ -32,20 +31,12 @@ from vecenv.workers.protocol import CallCommand, Kind
 
 CLOSE_GRACE_S = 5.0  # how long close() waits for workers to exit before it kills them
 
-_alive: weakref.WeakSet[AsyncVectorEnv] = weakref.WeakSet()
-
-
-def _mark_all() -> None:
-    """Marks inherited vector envs in a forked process, so that `step` need not check the process id."""
-    for envs in list(_alive):
-        envs._state = State.FORKED
-
-
-os.register_at_fork(after_in_child=_mark_all)
-
 
 class AsyncVectorEnv(PooledVectorEnv):
     """Steps its envs in worker processes; a drop-in replacement for `gymnasium.vector.AsyncVectorEnv`.
+
+    Each env has its own copies of all that its function captures, and of options, attributes and arguments, whatever
+    the number of workers. The envs of one process share its modules, with their globals and class attributes.
 
     Args:
         env_fns: One function per env, each returning a new env with the same spaces; or a `Batched`, with which
@@ -65,7 +56,7 @@ class AsyncVectorEnv(PooledVectorEnv):
         max_concurrency: Upper limit on the number of workers, and thus on the number of envs stepped at the same time.
         num_workers: Number of processes. None: one per core that this process may use, but at most one per env.
             Each worker owns a contiguous range of envs. With 0, `step_wait` steps the envs in this process: debuggers
-            work inside envs, and timeouts have no effect.
+            work inside envs, timeouts have no effect, and envs share objects that cannot be pickled.
         num_slots: Number of slots in the ring buffer of batches, 2 or more.
         clip_actions: Clip Box actions to the bounds that all envs share; the action space becomes unbounded.
         float32_observations: Return float64 observations as float32; non-finite values raise.
@@ -146,7 +137,7 @@ class AsyncVectorEnv(PooledVectorEnv):
             num_workers = min(available_cores(), len(self.env_fns))
         pool: Pool
         if num_workers == 0:
-            pool = LocalPool(self.env_fns, options)
+            pool = LocalPool(self.env_fns, replace(options, own_copies=True))
         else:
             pool = ProcessPool(
                 self.env_fns,
@@ -160,7 +151,6 @@ class AsyncVectorEnv(PooledVectorEnv):
                 worker_init=worker_init,
             )
         super().__init__(pool, options, num_slots=num_slots, copy=copy, observation_mode=observation_mode)
-        _alive.add(self)
         if shared_memory is True:
             try:
                 tree.check_gymnasium_spaces(self.single_observation_space)
@@ -225,7 +215,7 @@ class AsyncVectorEnv(PooledVectorEnv):
         """
         if self._state is State.FORKED:
             return
-        if self._state not in (State.IDLE, State.BROKEN):
+        if self._state not in (State.IDLE, State.BROKEN, State.CLOSED):  # CLOSED: an interrupt has ended a `close`
             logger.warn(f"Calling `close` while waiting for a pending call to `{self._state.value}` to complete.")
         self._state = State.CLOSED
         self._pool.close(0.0 if terminate else CLOSE_GRACE_S if timeout is None else timeout)

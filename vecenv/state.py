@@ -198,7 +198,7 @@ def state_of(env: Any) -> list[dict[str, Any]]:
         NotRestorable: If a layer neither defines its state nor is known here, or if its state is not plain.
     """
     *wrappers, inner = layers_of(env)
-    random = [inner._np_random, inner._np_random_seed]
+    random = [inner._np_random, inner._np_random_seed] if isinstance(inner, gym.Env) else [None, None]
     states = [{"class": type(layer).__qualname__, "state": _state_of_layer(layer)} for layer in (*wrappers, inner)]
     states[-1]["random"] = pack(random, f"{type(inner).__qualname__}.np_random")
     return states
@@ -220,14 +220,16 @@ def restore(env: Any, states: Sequence[dict[str, Any]]) -> None:
     inner = layers[-1]
     generator, seed = unpack(states[-1]["random"])
     start = generator and generator.bit_generator.state
-    inner._np_random, inner._np_random_seed = generator, seed  # set_state() may pass the generator to other objects
+    if isinstance(inner, gym.Env):  # set_state() may pass the generator to other objects
+        inner._np_random, inner._np_random_seed = generator, seed
     for layer, part in reversed([*zip(layers, states, strict=True)]):
         state = unpack(part["state"])
         if has_state_methods(layer):
             layer.set_state(state)
         else:
             vars(layer).update(state)
-    inner._np_random, inner._np_random_seed = generator, seed  # set_state() may have reset the env, or drawn numbers
+    if isinstance(inner, gym.Env):  # set_state() may have reset the env, or drawn numbers
+        inner._np_random, inner._np_random_seed = generator, seed
     if generator is not None:
         generator.bit_generator.state = start
 

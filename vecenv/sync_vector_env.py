@@ -19,7 +19,8 @@ class SyncVectorEnv(PooledVectorEnv):
     """Steps its envs one by one in this process; a drop-in replacement for `gymnasium.vector.SyncVectorEnv`.
 
     The arguments are those of `AsyncVectorEnv`, except the ones that concern workers. Exceptions raised by envs
-    propagate unchanged.
+    propagate unchanged. As in Gymnasium, the envs share what their functions capture, and options and other arguments,
+    with each other and with the caller.
 
     Attributes:
         envs: The envs; for a `Batched`, its vector env as the only element.

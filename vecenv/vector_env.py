@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, Literal, Self, TypeVar
@@ -53,11 +54,23 @@ class State(Enum):
     """Envs may be in an unknown state, or replies may be pending that nobody will read. Only `close` is legal."""
     CLOSED = "closed"
     FORKED = "forked"
-    """This process is a fork of the one that built the envs. Workers, pipes and memory belong to that process."""
+    """This process is a fork of the one that built the envs, and cannot use their workers or threads."""
 
 
 # Looking up members of an Enum takes 50 ns, which matters in each step of cheap envs.
 _IDLE, _STEP, _BROKEN, _KIND_STEP = State.IDLE, State.STEP, State.BROKEN, Kind.STEP
+
+
+_not_forkable: weakref.WeakSet[PooledVectorEnv] = weakref.WeakSet()
+
+
+def _mark_all() -> None:
+    """Marks inherited vector envs in a forked process, so that `step` need not check the process id."""
+    for envs in list(_not_forkable):
+        envs._state = State.FORKED
+
+
+os.register_at_fork(after_in_child=_mark_all)
 
 
 class PooledVectorEnv(VectorEnv):
@@ -103,6 +116,9 @@ class PooledVectorEnv(VectorEnv):
             with contextlib.suppress(Exception):
                 pool.close(FAILED_GRACE_S)
             raise
+        # A fork has no threads, and shares the workers. Single envs of this process are its own copies.
+        if pool.processes or isinstance(self.env_fns, Batched):
+            _not_forkable.add(self)
 
     def __enter__(self) -> Self:
         return self
@@ -374,14 +390,15 @@ class PooledVectorEnv(VectorEnv):
         leaves = self._results.object_leaves
         check_states(states, self.num_envs, row_types(self.autoreset_mode.value, self.arrays, leaves))
         has_batch = states[0]["row"] is not None
-        self._state = _BROKEN  # until all rows are restored
+        self._begin(Kind.SET_STATE, slot, [states[run.rows] for run in self._pool.ranges], State.CALL)
+        self._finish(None)  # the newest batch stays if an env rejects its state
         for i, state in enumerate(states if has_batch else ()):
-            # Owner: the caller, until the message with the states passes the rows of `slot` to the workers.
+            # Owner: the caller, all rows of `slot`, because the envs have been restored.
             write_row(self.arrays, leaves, i, slot, state["row"])
         for key in self.info_keys:  # states omit these infos, so that the keys may differ
             self.arrays[(layout.EPISODE_INFO, key)][slot] = np.nan
-        self._run(Kind.SET_STATE, [states[run.rows] for run in self._pool.ranges], slot)
         self._slot, self._has_batch = slot, has_batch
+        self._state = _IDLE
 
     @property
     def observations(self) -> Any:
@@ -438,6 +455,8 @@ class PooledVectorEnv(VectorEnv):
 
     def close_extras(self, **kwargs: Any) -> None:
         """Closes every env."""
+        if self._state is State.FORKED:
+            return
         self._state = State.CLOSED
         self._pool.close(0.0)
 

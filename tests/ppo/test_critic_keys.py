@@ -1,5 +1,7 @@
 """Tests of `critic_keys`: observation keys that the value function reads and the policy does not."""
 
+from typing import ClassVar
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -24,16 +26,20 @@ class Recall(gym.Env):
     """Shows a sign in the first step only. Each later action that repeats it is rewarded.
 
     The env adds the same random number to every reward of an episode. The key "hidden" holds the sign and this number.
+
+    Attributes:
+        hits: Whether each action of this process was rewarded.
     """
 
     action_space = spaces.Discrete(2)
     LENGTH = 8
+    hits: ClassVar[list[bool]] = []
 
-    def __init__(self, hits: list[bool] | None = None, shows_hidden: bool = True):
+    def __init__(self, shows_hidden: bool = True):
         self.observation_space = spaces.Dict(sign=spaces.Box(-1, 1, (1,)))
         if shows_hidden:
             self.observation_space["hidden"] = spaces.Box(-9, 9, (2,))
-        self._hits, self._shows_hidden = hits, shows_hidden
+        self._shows_hidden = shows_hidden
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -43,8 +49,8 @@ class Recall(gym.Env):
 
     def step(self, action):
         hit = 2 * action - 1 == self._sign
-        if self._hits is not None and self._steps:
-            self._hits.append(hit)
+        if self._steps:
+            self.hits.append(hit)
         reward = self._luck + (hit if self._steps else 0)
         self._steps += 1
         return self._observe(), reward, self._steps == self.LENGTH, False, {}
@@ -162,7 +168,7 @@ def test_a_critic_that_sees_the_hidden_state_learns_a_memory_task_faster(tmp_pat
     """Compares the fraction of rewarded actions over all of training, for each of five seeds."""
 
     def score(seed, keys):
-        hits: list[bool] = []
+        Recall.hits.clear()
         config = Config(
             env="given",
             seed=seed,
@@ -181,8 +187,8 @@ def test_a_critic_that_sees_the_hidden_state_learns_a_memory_task_faster(tmp_pat
             critic_keys=keys,
             eval_episodes=1,
         )
-        ppo.train(config, envs=lambda: Recall(hits, shows_hidden=bool(keys)), logdir=tmp_path)
-        return np.mean(hits)
+        ppo.train(config, envs=lambda: Recall(shows_hidden=bool(keys)), logdir=tmp_path)
+        return np.mean(Recall.hits)
 
     blind, seeing = ([score(seed, keys) for seed in range(5)] for keys in ((), ("hidden",)))
     print("blind critics:", np.round(blind, 3), "seeing critics:", np.round(seeing, 3))

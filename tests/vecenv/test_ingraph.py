@@ -7,6 +7,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import tensorflow as tf
+from gymnasium.vector import AutoresetMode
 
 import vecenv
 from tests.helpers import CountingEnv, FaultyEnv, counting_fns
@@ -18,10 +19,9 @@ T = 5
 def make(num_envs, kind=vecenv.SyncVectorEnv, fns=None, num_steps=T, num_slabs=2, **kwargs):
     envs = kind(
         fns or counting_fns(num_envs, length=4),
-        autoreset_mode="SameStep",
         num_slots=slots_for(num_steps, num_slabs),
         float32_observations=True,
-        **kwargs,
+        **{"autoreset_mode": "SameStep", **kwargs},
     )
     return envs, InGraphVectorEnv(envs, num_steps=num_steps)
 
@@ -225,6 +225,32 @@ def test_rewards_and_flags_belong_to_the_step_that_returned_them(parallel):
             np.testing.assert_array_equal(values, getattr(rollout, name))
 
 
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_copied_observations_are_first_where_an_episode_begins_and_never_where_one_ends(mode):
+    _, envs = make(3, fns=counting_fns(3, 2), autoreset_mode=mode)  # episodes of 2, 3 and 4 steps
+    envs.reset()
+    ended = False
+    for _ in range(2 if mode == AutoresetMode.DISABLED else T):
+        step = envs.step(tf.zeros([3], tf.int64))
+        ended |= np.any(step.terminated | step.truncated)
+        observations, is_first = envs.observations_copied()
+        np.testing.assert_array_equal(is_first, observations[:, 2] == 0)
+    assert ended
+
+
+@pytest.mark.filterwarnings("ignore:.*It is restarted")
+def test_the_observation_of_an_episode_cut_before_its_first_step_is_not_the_first_of_another():
+    options = {"num_workers": 1, "on_worker_death": "restart", "autoreset_mode": "NextStep"}
+    vector, envs = make(2, vecenv.AsyncVectorEnv, counting_fns(2), **options)
+    with vector:
+        envs.reset()
+        vector.processes[0].kill()
+        envs.step(tf.zeros([2], tf.int64))
+        assert envs.observations_copied()[1].numpy().tolist() == [False, False]
+        envs.step(tf.zeros([2], tf.int64))
+        assert envs.observations_copied()[1].numpy().tolist() == [True, True]
+
+
 def test_unused_outputs_of_a_step_are_not_read():
     vector, envs = make(3)
     read = []
@@ -252,6 +278,24 @@ def test_an_exception_of_an_env_passes_unchanged_through_the_graph():
     envs.reset(seed=0)
     with pytest.raises(ValueError, match="the motor is on fire"), envs.raising():
         run()
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_an_earlier_exception_does_not_replace_a_later_error_of_another_operation(inside):
+    _, envs = make(2)
+    envs.reset()
+
+    def too_early():
+        with pytest.raises(tf.errors.OpError):
+            tf.function(envs.rollout)()
+
+    if not inside:
+        too_early()
+    with pytest.raises(tf.errors.InvalidArgumentError), envs.raising():
+        if inside:
+            too_early()
+            envs.step(tf.zeros([2], tf.int64))
+        tf.debugging.assert_equal(1, 2)
 
 
 def test_the_error_for_a_wrong_number_of_slots_says_which_number_is_right():

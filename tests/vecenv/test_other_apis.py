@@ -53,6 +53,46 @@ def test_an_object_of_another_api_is_an_error_that_names_it_and_the_remedy(make,
     assert caught.value.__notes__ == ["raised by env 1 during construction"]
 
 
+class Duck:
+    """An env that is no `gymnasium.Env` and has only what the engine needs, besides the methods of its state."""
+
+    __slots__ = ("steps",)
+    observation_space, action_space = SPACES["observation_space"], SPACES["action_space"]
+
+    def __init__(self):
+        self.steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return FIRST, {}
+
+    def step(self, action):
+        self.steps += 1
+        return FIRST, float(self.steps), False, False, {}
+
+    def steps_plus(self, number):
+        return self.steps + number
+
+    def get_state(self):
+        return self.steps
+
+    def set_state(self, state):
+        self.steps = state
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_env_need_not_inherit_from_gymnasium(num_workers):
+    with vecenv.AsyncVectorEnv([Duck] * 2, num_workers=num_workers) as envs:
+        envs.reset(seed=0)
+        envs.step([0, 0])
+        states = envs.get_state()
+        envs.set_attr("steps", [5, 7])
+        assert envs.get_attr("steps") == (5, 7) and envs.call("steps_plus", 1) == (6, 8)
+        assert envs.step([0, 0])[1].tolist() == [6.0, 8.0]
+        envs.set_state(states)
+        assert envs.step([0, 0])[1].tolist() == [2.0, 2.0]
+
+
 def test_an_object_of_another_api_in_a_worker_is_the_same_error():
     fns = [lambda: CountingEnv(0), lambda: CountingEnv(1), of("gym", (), **SPACES)]
     with pytest.raises(TypeError, match=r"(?s)worker 1 raised during construction.*Fake is an env of OpenAI Gym"):

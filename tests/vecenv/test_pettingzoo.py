@@ -385,11 +385,13 @@ def test_a_step_of_the_joint_env_returns_the_truncation_by_a_restart(mode):
         assert observations["a"]["valid"].tolist() == ([[1, 1, 0]] if mode == "SameStep" else [[0, 0, 0]])
 
 
+SHARED = LeavingEnv()
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_two_rows_cannot_share_a_pettingzoo_env(num_workers):
-    env = LeavingEnv()
     with pytest.raises(ValueError, match=r"which is also env 0.*build a new env in each call"):
-        ParallelVectorEnv([lambda: env] * 2, num_workers=num_workers)
+        ParallelVectorEnv([lambda: SHARED] * 2, num_workers=num_workers)
 
 
 def test_states_restore_rows_and_envs_exactly():

@@ -60,6 +60,13 @@ def test_cut_episodes_are_truncated_with_their_last_complete_observation(mode):
         assert not truncated.any()
 
 
+def test_a_cut_row_that_the_new_process_leaves_to_the_parent_is_not_checked_there():
+    with restarting(finite_observations=True) as envs:
+        envs.reset()
+        kill(envs, 0)
+        np.testing.assert_array_equal(envs.step([0] * 4)[0][:, 2], [0, 0, 1, 1])
+
+
 def test_with_disabled_autoreset_a_mask_resets_the_cut_envs():
     with restarting(autoreset_mode="Disabled") as envs:
         envs.reset()
@@ -102,6 +109,24 @@ def test_a_worker_found_dead_in_another_call_restarts_and_its_episodes_are_cut_a
             assert envs.get_attr("length") == (77,) * 4
         *_, truncated, _ = envs.step([0] * 4)
         assert list(truncated) == ([False] * 4 if what == "reset" else [False, False, True, True])
+
+
+@pytest.mark.parametrize("dies_first", [False, True])
+def test_a_restore_that_an_env_rejects_changes_neither_the_newest_batch_nor_the_cuts(dies_first):
+    with restarting() as envs:
+        envs.reset()
+        states = envs.get_state()
+        states[1] = {**states[1], "env": [{**states[1]["env"][0], "class": "OtherEnv"}]}
+        envs.step([0] * 4)
+        if dies_first:
+            kill(envs, 0)
+        with pytest.raises(ValueError, match="belongs to OtherEnv"):
+            envs.set_state(states)
+        if not dies_first:
+            kill(envs, 0)
+        observations, _, _, truncated, _ = envs.step([0] * 4)
+        np.testing.assert_array_equal(observations, [[0, 0, 1], [1, 0, 1], [2, 0, 1], [3, 0, 1]])
+        assert truncated.tolist() == [True, True, False, False]
 
 
 def test_a_death_in_a_masked_reset_cuts_the_unmasked_envs_of_the_worker():

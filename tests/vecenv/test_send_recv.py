@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import select
 import threading
 
 import gymnasium as gym
@@ -150,6 +151,56 @@ def test_messages_larger_than_a_pipes_buffer_in_both_directions_do_not_deadlock(
                 envs.send(np.full((1, 40_000), i / 10), [i])
             batch = envs.recv()
             assert sorted(batch.env_ids) == list(range(6)) and len(batch.infos["note"][5]) == 300_000
+
+
+class GatedTypingEnv(CountingEnv):
+    """Each env steps only while its own gate, a file in the folder `gates`, exists."""
+
+    action_space = spaces.Text(1_000_000)
+
+    def __init__(self, index, gates):
+        super().__init__(index, 100)
+        self.gate = gates / str(index)
+
+    def step(self, action):
+        while not self.gate.exists():
+            os.sched_yield()
+        return super().step(action)
+
+
+def test_timeouts_expire_after_messages_that_had_to_wait_for_room_in_a_pipe(tmp_path):
+    def close_gates():
+        for gate in tmp_path.iterdir():
+            gate.unlink()
+
+    def open_gates():
+        for i in range(4):
+            (tmp_path / str(i)).touch()
+
+    with vecenv.AsyncVectorEnv([lambda i=i: GatedTypingEnv(i, tmp_path) for i in range(4)], num_workers=1) as envs:
+        envs.reset()
+        channel = envs._pool.workers[0].channel
+        envs.send(["a"], [0])
+        envs.send(["a" * 400_000], [1])
+        assert channel.unsent
+        room = select.poll()
+        room.register(channel.fileno(), select.POLLOUT)
+        (tmp_path / "0").touch()
+        room.poll()  # until the worker has read what was in the pipe
+        envs.send(["a"], [2])
+        assert list(envs.recv(1).env_ids) == [0]
+        too_late = threading.Timer(5.0, open_gates)  # ends a wait that ignores its timeout
+        too_late.start()
+        with pytest.raises(multiprocessing.TimeoutError):
+            envs.recv(1, timeout=0.2)
+        open_gates()
+        assert sorted(envs.recv().env_ids) == [1, 2]
+        close_gates()
+        envs.step_async(["a"] * 4)
+        with pytest.raises(multiprocessing.TimeoutError):
+            envs.step_wait(timeout=0.2)
+        too_late.cancel()
+        envs.close(terminate=True)
 
 
 def test_hundreds_of_sends_before_a_recv_do_not_deadlock():

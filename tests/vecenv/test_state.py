@@ -487,6 +487,27 @@ def test_states_of_other_envs_with_the_same_spaces_are_rejected(options):
             envs.set_state(mixed)
 
 
+@pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 1}])
+def test_rejected_states_change_no_observation_and_no_env_of_the_same_rows(options):
+    class Talking(CountingEnv):
+        observation_space = spaces.Dict({"text": spaces.Text(9), "step": spaces.Discrete(9)})
+
+        def _observe(self):
+            return {"text": f"step {self.steps}", "step": self.steps}
+
+    with vecenv.AsyncVectorEnv([lambda i=i: Talking(i, 9) for i in range(2)], **options) as envs:
+        envs.reset()
+        states = envs.get_state()
+        states[1]["env"][0]["class"] = "OtherEnv"
+        envs.step([0, 0])
+        for slot in (None, envs.newest_slot):
+            with pytest.raises(ValueError, match="belongs to OtherEnv"):
+                envs.set_state(states, slot=slot)
+            assert envs.observations["text"] == ("step 1",) * 2
+            assert envs.observations["step"].tolist() == [1, 1]
+        assert envs.step([0, 0])[1].tolist() == [2.0, 2.0]
+
+
 # Plain values: what get_state may return.
 
 

@@ -10,6 +10,7 @@ import sys
 import threading
 import warnings
 from functools import partial
+from unittest import mock
 
 import gymnasium as gym
 import numpy as np
@@ -19,6 +20,7 @@ from gymnasium import spaces
 import vecenv
 from tests.helpers import CountingEnv, FaultyEnv, before_each_message, counting_fns, process_exists
 from tests.start_methods import METHODS
+from vecenv.workers import pipes
 
 
 class UnrulyEnv(CountingEnv):
@@ -140,13 +142,28 @@ def test_an_error_in_a_constructor_names_the_env_and_leaves_nothing_behind():
         vecenv.AsyncVectorEnv(fns, num_workers=2)
 
 
+SHARED = CountingEnv(0)
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_two_rows_cannot_share_an_env(num_workers, wrapped):
-    env = CountingEnv(0)
-    fns = [lambda: env, lambda: gym.Wrapper(env) if wrapped else env]
+    fns = [lambda: SHARED, lambda: gym.Wrapper(SHARED) if wrapped else SHARED]
     with pytest.raises(ValueError, match=r"which is also env 0.*build a new env in each call"):
         vecenv.AsyncVectorEnv(fns, num_workers=num_workers)
+
+
+def test_envs_are_told_apart_even_if_their_unwrapped_objects_are_temporary():
+    class Fresh(CountingEnv):
+        @property
+        def unwrapped(self):
+            return Proxy()
+
+    class Proxy:
+        __slots__ = tuple(f"slot_{k}" for k in range(40))  # a size that is rare, so that the next one gets its id
+
+    with vecenv.SyncVectorEnv([lambda i=i: Fresh(i) for i in range(8)]) as envs:
+        assert envs.get_attr("index") == tuple(range(8))
 
 
 @pytest.mark.parametrize("kind", [EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt])
@@ -318,6 +335,31 @@ def test_after_an_interrupt_between_two_messages_only_close_is_legal():
             envs.step_async([0] * 4)
         with pytest.raises(vecenv.StateError):
             envs.step_wait()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_close_that_was_interrupted_is_completed_by_the_next(num_workers, tmp_path, monkeypatch):
+    class Closing(CountingEnv):
+        def close(self):
+            if num_workers == 0 and self.index == 1 and not self.folder.joinpath("1").exists():
+                self.folder.joinpath("1").touch()
+                raise KeyboardInterrupt
+            self.folder.joinpath(str(self.index)).touch()
+
+        folder = tmp_path
+
+    envs = vecenv.AsyncVectorEnv([lambda i=i: Closing(i) for i in range(4)], num_workers=num_workers)
+    envs.reset()
+    if num_workers:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(pipes.Waiter, "ready", mock.Mock(side_effect=KeyboardInterrupt))
+            envs.close()
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            envs.close()
+    envs.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2", "3"]
 
 
 SOAK = """

@@ -148,11 +148,15 @@ class InGraphVectorEnv:
     @_plain_python
     def observations_copied(self) -> tuple[Any, tf.Tensor]:
         """Returns copies of the current observations `[N, ...]`, and `bool[N]`: whether each begins an episode."""
+        same_step = self.envs.autoreset_mode == AutoresetMode.SAME_STEP
 
         def observations(slot: int, _: int) -> list[np.ndarray]:
             flags = [layout.TERMINATED, layout.TRUNCATED, layout.EPISODE_LENGTH]
             terminated, truncated, lengths = self._fields(flags, slot)
-            return [*self._fields(self._observation_paths, slot), terminated | truncated | (lengths == 0)]
+            ended, unstepped = terminated | truncated, lengths == 0
+            # A step that ends an episode returns the next episode's first observation with SAME_STEP, else its last.
+            is_first = ended | unstepped if same_step else unstepped & ~ended
+            return [*self._fields(self._observation_paths, slot), is_first]
 
         like = self._fields([*self._observation_paths, layout.TERMINATED])
         *observed, is_first = self._operation(observations, [], like, finish=_copies)
@@ -229,6 +233,7 @@ class InGraphVectorEnv:
     @contextmanager
     def raising(self) -> Iterator[None]:
         """Raises the original exception of an env or a worker instead of the TensorFlow error that hides it."""
+        self._error = None  # of an earlier operation
         try:
             yield
         except tf.errors.OpError:
@@ -328,6 +333,7 @@ class InGraphVectorEnv:
         """
 
         def run(before: np.ndarray, after: np.ndarray, *inputs: np.ndarray) -> list[np.ndarray]:
+            self._error = None
             try:
                 return function(int(before), int(after), *inputs)
             except BaseException as error:

@@ -342,10 +342,10 @@ class BatchRows(Rows):
     def set_state(self, slot: int, states: Sequence[dict[str, Any]]) -> None:
         for state in states:
             check_classes(self._env, state["env"])
-        self._taken_over[:] = STEPS
         self._guarded(
             None, "set_state", lambda: self._env.set_state([unpack(state["env"][0]["state"]) for state in states])
         )
+        self._taken_over[:] = STEPS
         for i, state in enumerate(states):
             self._episodes.next_step[i] = state["begins"]
             self._episodes.restore_totals(i, state["totals"], state.get("infos", {}))

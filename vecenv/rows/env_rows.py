@@ -6,6 +6,7 @@ Workers and the parent use the same class, with different memory behind the arra
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -18,13 +19,14 @@ from vecenv.rows import checks, episode_infos
 from vecenv.rows.actions import clipper, each, unbounded
 from vecenv.rows.autoreset import BEGINS, SKIPS, STEPS
 from vecenv.rows.checks import FALSE, NUMBERS
+from vecenv.rows.copies import copiers
 from vecenv.rows.infos import Infos, copied, merge_infos
 from vecenv.rows.observations import observation_writer
 from vecenv.rows.other_apis import check_env, reset_result
 from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, EnvSpaces, ResetCommand, RowsOptions, StepObjects
 from vecenv.rows.rows import Rows, Slot
 from vecenv.spaces import Path
-from vecenv.state import restore, state_of
+from vecenv.state import check_classes, restore, state_of
 
 
 class EnvRows(Rows):
@@ -43,13 +45,14 @@ class EnvRows(Rows):
         self._every_row = range(len(env_fns))
 
     def build(self) -> EnvDescription:
-        options, env_fns = self._options, self._env_fns
+        options, builders = self._options, self._copiers(self._env_fns)
         self._env_fns = ()  # which may hold much data
-        rows: dict[int, int] = {}  # of each env, without its wrappers, by its id
-        for i, env_fn in enumerate(env_fns):
-            env = self._guarded(i, "construction", env_fn)
+        found: dict[int, tuple[Any, int]] = {}  # envs without their wrappers, kept so that no id is reused, and rows
+        for i in self._every_row:
+            env = self._guarded(i, "construction", lambda i: builders[i]()(), i)
             self._guarded(i, "construction", check_env, env)
-            if (row := rows.setdefault(id(_innermost(env)), i)) != i:
+            inner = _innermost(env)
+            if (row := found.setdefault(id(inner), (inner, i))[1]) != i:
                 self._guarded(i, "construction", _refuse_shared, env, self.first_env + row)
             self.envs.append(env)
         env = self.envs[0]
@@ -65,18 +68,20 @@ class EnvRows(Rows):
             previous = env.observation_space, env.action_space
             spaces.append(spaces[-1] if equal else self._spaces(*previous))
         first = self.envs[0]
-        return EnvDescription(spaces, dict(first.metadata or {}), first.render_mode, steps_subsets=True)
+        metadata, render_mode = getattr(first, "metadata", None), getattr(first, "render_mode", None)
+        return EnvDescription(spaces, dict(metadata or {}), render_mode, steps_subsets=True)
 
     def _slot_of(self, views: dict[Path, np.ndarray]) -> _EnvSlot:
         return _EnvSlot(self, views)
 
     def reset(self, slot: int, command: ResetCommand) -> StepObjects:
         at, keep_infos, mask = self._slots[slot], self._keep_infos, command.mask
+        (options,) = self._copiers([command.options])
         rows = list(self._every_row) if mask is None else np.flatnonzero(mask).tolist()
         infos: Infos = []
         for i in rows:
             try:
-                observation, info = self._reset(i, seed=command.seeds[i], options=command.options)
+                observation, info = self._reset(i, seed=command.seeds[i], options=options())
                 at.write(i, observation)
             except BaseException as error:
                 self._blame(error, i, "reset")
@@ -108,6 +113,7 @@ class EnvRows(Rows):
         kind: type = float  # of the previous reward
         began: list[int] = []  # rows that this step resets
         ended: list[int] = []  # rows whose episode ends and whose next episode begins, both in this step
+        skipped: list[int] = []  # rows that the parent writes later
         infos: Infos = []
         i = 0
         try:
@@ -115,6 +121,7 @@ class EnvRows(Rows):
                 if next_step[i]:
                     if next_step[i] == SKIPS:
                         rewards[i], next_step[i] = 0.0, BEGINS
+                        skipped.append(i)
                         continue
                     observation, info = self._begin_episode(at, i, began)
                 else:
@@ -155,16 +162,22 @@ class EnvRows(Rows):
         self._episodes.write_infos(at.summed_infos, index)
         self._episodes.count(at.columns, index, began, ended)
         if self._checks_finite:
-            self._guarded(None, "step", self._check_finite, at, index, ended)
+            written = [i for i in rows if i not in skipped] if skipped else index
+            self._guarded(None, "step", self._check_finite, at, written, ended)
         return self._objects_of(infos) if infos or self._objects else NO_OBJECTS
 
     def step_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> Iterator[tuple[list[int], StepObjects]]:
+        if self._options.own_copies and orders[0][1] is not None:  # in each order, or in none
+            orders = [(row, copied(action)) for row, action in orders]
         for row, action in orders:
             yield [row], self.step(slot, action, [row])
 
     def call(self, name: str, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
+        (own_arguments,) = self._copiers([(args, kwargs)])
+
         def one(env: gym.Env) -> Any:
-            attribute = env.get_wrapper_attr(name)
+            args, kwargs = own_arguments()
+            attribute = getattr(env, "get_wrapper_attr", partial(getattr, env))(name)
             result = attribute(*args, **kwargs) if callable(attribute) else attribute
             return copied(result) if name == "render" else result  # the env may draw its next frame into the same array
 
@@ -174,15 +187,20 @@ class EnvRows(Rows):
         return [self._guarded(i, doing, function, self.envs[i]) for i in rows]
 
     def set_attr(self, name: str, values: Sequence[Any]) -> None:
-        for i, (env, value) in enumerate(zip(self.envs, values, strict=True)):
-            self._guarded(i, f"set_attr({name!r})", lambda env, value: env.set_wrapper_attr(name, value), env, value)
+        def one(env: gym.Env, value: Callable[[], Any]) -> None:
+            getattr(env, "set_wrapper_attr", partial(setattr, env))(name, value())
+
+        for i, (env, value) in enumerate(zip(self.envs, self._copiers(values), strict=True)):
+            self._guarded(i, f"set_attr({name!r})", one, env, value)
 
     def get_state(self) -> list[dict[str, Any]]:
         return [self._state_of_row(i, self._guarded(i, "get_state", state_of, env)) for i, env in enumerate(self.envs)]
 
     def set_state(self, slot: int, states: Sequence[dict[str, Any]]) -> None:
-        for i, (env, state) in enumerate(zip(self.envs, states, strict=True)):
-            self._guarded(i, "set_state", restore, env, state["env"])
+        for check in (check_classes, restore):  # no env changes if one is of another class
+            for i, (env, state) in enumerate(zip(self.envs, states, strict=True)):
+                self._guarded(i, "set_state", check, env, state["env"])
+        for i, state in enumerate(states):
             self._episodes.next_step[i] = BEGINS if state["begins"] else STEPS
             self._episodes.restore_totals(i, state["totals"], state.get("infos", {}))
         self._objects_of([])
@@ -191,11 +209,17 @@ class EnvRows(Rows):
         first_error = None
         for i, env in enumerate(self.envs):
             try:
-                self._guarded(i, "close", env.close)
+                self._guarded(i, "close", getattr(env, "close", lambda: None))
             except Exception as error:
                 first_error = first_error or error
         if first_error is not None:
             raise first_error
+
+    def _copiers(self, values: Sequence[Any]) -> list[Callable[[], Any]]:
+        """Returns a function for each value that returns the value itself, or a copy of it with `own_copies`."""
+        if self._options.own_copies:
+            return copiers(values)
+        return [lambda value=value: value for value in values]  # type: ignore[misc]
 
     def _end_episode(
         self, at: _EnvSlot, i: int, observation: Any, info: dict[str, Any], ended: list[int]
@@ -232,11 +256,16 @@ class EnvRows(Rows):
         if isinstance(index, list) and all(self._episodes.next_step[i] for i in index):
             return [None] * len(index)  # no env is stepped, and after a restart there may be no actions
         # A copy, because an env may keep its action beyond this step, for example for a smoothness cost.
-        if actions is None:
+        given = actions is not None
+        if not given:
             actions = at.copy_actions(index)
         if self._clip is not None:
             actions = self._clip(actions)
-        return actions if isinstance(actions, np.ndarray) else each(self._action_space, actions)
+        if isinstance(actions, np.ndarray):
+            return actions
+        one_by_one = each(self._action_space, actions)
+        # Before the first of them is used, because an env may change an object that is in several actions.
+        return [copied(action) for action in one_by_one] if given and self._options.own_copies else one_by_one
 
     def _objects_of(self, infos: Infos) -> StepObjects:
         """Returns these infos and the new values of leaves that have no memory, and clears the latter."""

@@ -21,7 +21,10 @@ from vecenv.spaces import Path
 
 @dataclass(frozen=True)
 class RowsOptions:
-    """Options of a vector env that its rows implement; see `AsyncVectorEnv`."""
+    """Options of a vector env that its rows implement; see `AsyncVectorEnv`.
+
+    With `own_copies`, each env gets copies of its function and of the arguments that it shares with other envs.
+    """
 
     autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP
     clip_actions: bool = False
@@ -29,6 +32,7 @@ class RowsOptions:
     finite_observations: bool = False
     infos: bool = True
     info_keys: tuple[str, ...] = ()
+    own_copies: bool = False
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ class Rows(ABC):
 
     @abstractmethod
     def set_state(self, slot: int, states: Sequence[dict[str, Any]]) -> None:
-        """Restores the states that `get_state` returned. The rows' data is already stored in `slot`."""
+        """Restores the states that `get_state` returned. The caller then writes the rows' data to `slot`."""
 
     @abstractmethod
     def close(self) -> None:

@@ -15,6 +15,7 @@ from vecenv.batched import Batched
 from vecenv.memory.block import Block
 from vecenv.memory.layout import Layout
 from vecenv.rows.batch_rows import BatchRows, make_rows
+from vecenv.rows.copies import copiers
 from vecenv.rows.protocol import EnvDescription, RowsOptions, StepObjects, combined
 from vecenv.workers.pool import EnvRange, Failed, NotSent, Pool
 from vecenv.workers.protocol import BETWEEN_STEPS, Kind, carry_out
@@ -55,7 +56,12 @@ class LocalPool(Pool):
     def begin(self, kind: Kind, slot: int = 0, payloads: Sequence[Any] | None = None) -> None:
         payload = None
         if payloads is not None:
-            payload = _copy(payloads[0]) if kind is _STEP else payloads[0]
+            payload = payloads[0]
+            if kind is _STEP:
+                payload = _copy(payload)
+            elif self._options.own_copies and kind in (Kind.RESET, Kind.CALL, Kind.SET_ATTR):
+                # Owner: the arguments belong to the caller again, as after they have been sent to workers.
+                payload = copiers([payload])[0]()
         self._command = kind, slot, payload
 
     def finish(self, timeout: float | None = None) -> list[Any]:
@@ -91,12 +97,12 @@ class LocalPool(Pool):
         return ids, combined(parts)
 
     def close(self, grace_s: float = 0.0) -> None:
-        rows, self._rows = self._rows, None
-        if rows is not None:
+        if self._rows is not None:
             try:
-                rows.close()
+                self._rows.close()
             except Exception as error:  # as with workers, what the envs have done is not lost
                 logger.warn(f"an env raised in close():\n{''.join(traceback.format_exception(error))}")
+            self._rows = None  # now, because Ctrl-C may interrupt an env's close(), and another call closes the rest
 
 
 def _copy(actions: Any) -> Any:

@@ -97,10 +97,13 @@ class Channel:
         return self._socket.fileno()
 
     def put(self, frame: bytes) -> bool:
-        """Sends a frame and returns whether all of it fit. The remainder is kept for `flush`."""
+        """Sends a frame and returns whether all of it fit. The remainder is kept for `flush`.
+
+        Only `flush` empties `unsent`, so that whoever waits for room also notices when none is needed any more.
+        """
         if self.unsent:
             self.unsent.append(memoryview(frame))
-            return self.flush()
+            return False
         try:
             sent = self._socket.send(frame, _AT_ONCE)
         except BlockingIOError:

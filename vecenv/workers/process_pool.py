@@ -8,6 +8,7 @@ import pickle
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
@@ -82,7 +83,8 @@ class ProcessPool(Pool):
         self._frames: Sequence[bytes] = []  # of the command in progress, one per worker
         for run in ranges:
             # One pickle, so that objects that both use, such as globals of a script, stay the same objects.
-            build = dumps((worker_init, partial(build_rows, specs, env_fns[run.rows], run.low, options)))
+            how = replace(options, own_copies=run.high - run.low > 1)  # the envs of a worker share this pickle
+            build = dumps((worker_init, partial(build_rows, specs, env_fns[run.rows], run.low, how)))
             self._frames.append(start_frame(build))
             if restart:
                 self._builds.append(build)
@@ -174,11 +176,15 @@ class ProcessPool(Pool):
         elif kind == Kind.GET_STATE and cuts.unreported:
             error = NotRestorable("a worker was just restarted: step all its envs before you save their states")
             return [Failed(error)] * len(replies)
-        cuts.unreported -= self._resets
+        elif kind == Kind.SET_STATE:
+            accepted = [run for run in self.ranges if type(replies[run.index]) is not Failed]
+            cuts.unreported.difference_update(env for run in accepted for env in range(run.low, run.high))
+            if len(accepted) == len(self.ranges):  # otherwise, the previous batch stays the newest
+                cuts.complete_slot = slot if self._resets else None
+        elif kind == Kind.RESET:
+            cuts.unreported -= self._resets
         if kind in (_STEP, Kind.RESET):
             cuts.complete_slot = slot
-        elif kind == Kind.SET_STATE:
-            cuts.complete_slot = slot if self._resets else None
         return replies
 
     def _replies(self, timeout: float | None) -> list[Any]:

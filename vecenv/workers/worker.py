@@ -30,11 +30,13 @@ from vecenv.batched import Batched
 from vecenv.errors import NotRestorable, SharedMemoryFull
 from vecenv.memory.block import Block
 from vecenv.rows.batch_rows import make_rows
+from vecenv.rows.copies import copiers
 from vecenv.rows.protocol import NO_OBJECTS, RowsOptions
 from vecenv.rows.rows import Rows
 from vecenv.workers.launch import ORPHAN_GRACE_S
 from vecenv.workers.pipes import Channel, Waiter, WorkerPipe
 from vecenv.workers.protocol import (
+    ApplyCommand,
     AttachCommand,
     Failure,
     Kind,
@@ -135,7 +137,7 @@ class _Worker:
     def __init__(self, connection: Connection):
         self.pipe = WorkerPipe(connection)
         self.started = self.closed = False
-        own = (Kind.START, Kind.ATTACH, Kind.STEP_ROWS, Kind.CLOSE)
+        own = (Kind.START, Kind.ATTACH, Kind.STEP_ROWS, Kind.APPLY, Kind.CLOSE)
         self._commands: dict[int, Callable[[int, Any], Any]] = {kind: getattr(self, kind.name.lower()) for kind in own}
 
     def serve(self, waiter: Waiter) -> None:
@@ -200,6 +202,11 @@ class _Worker:
             else:
                 self.pipe.send(encode(Kind.READY_ROWS, slot, RowsReply(rows, given)))
         return _REPLIED
+
+    def apply(self, _: int, command: ApplyCommand) -> list[Any]:
+        # One copy per env, so that results do not depend on which envs share this process.
+        (own,) = copiers([command.function])
+        return [result for row in command.rows for result in self.rows.apply(own(), [row])]
 
     def close(self, _: int, command: None) -> None:
         self.closed = True

@@ -1,0 +1,173 @@
+"""copiers: functions that return copies of values, so that several envs can each have their own.
+
+An env in a process of its own has its own copy of all that its function captures and of all arguments. Envs that share
+a process get the same from here, so that results do not depend on the number of processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import mmap
+import os
+import pickle
+from collections.abc import Callable, Sequence
+from types import CellType, FunctionType, ModuleType
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+_LARGE = 2**20  # bytes of an array from which on copies share the pages that they do not write to
+
+
+def copiers(values: Sequence[Any]) -> list[Callable[[], Any]]:
+    """Returns a function for each value that returns a new copy of what the value is now.
+
+    Copies are those of `pickle`, but functions are copied with their closures and defaults, and share their globals.
+    Modules, classes and functions that can be imported stay the same objects. A value that cannot be pickled is
+    returned itself; worker processes could not receive it.
+    """
+    pages = _Pages()
+    snapshots: dict[int, Callable[[], Any]] = {}
+    for value in values:
+        if id(value) not in snapshots:
+            snapshots[id(value)] = _copier(value, pages)
+    pages.sources.clear()
+    return [snapshots[id(value)] for value in values]
+
+
+def _copier(value: Any, pages: _Pages) -> Callable[[], Any]:
+    if value is None:  # as the options of most resets
+        return lambda: None
+    stream = io.BytesIO()
+    pickler = _Pickler(stream, pages)
+    try:
+        pickler.dump(value)
+    except Exception:
+        return lambda: value
+    return functools.partial(_load, stream.getvalue(), pickler.kept, pages, pickler.places)
+
+
+def _load(data: bytes, kept: list[Any], pages: _Pages, places: list[slice]) -> Any:
+    unpickler = _Unpickler(io.BytesIO(data), buffers=pages.copies(places))
+    unpickler.kept = kept
+    return unpickler.load()
+
+
+class _Kept:
+    """Stands for an object that copies do not copy."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Pickles a value for copies in this process.
+
+    Attributes:
+        kept: The objects that are not copied.
+        places: Where the large arrays are in the pages.
+    """
+
+    def __init__(self, stream: io.BytesIO, pages: _Pages):
+        self.kept: list[Any] = []
+        self.places = places = list[slice]()
+
+        def is_in_stream(buffer: pickle.PickleBuffer) -> bool:  # not a method, which would be a reference cycle
+            data = buffer.raw()
+            if data.nbytes < _LARGE or (place := pages.place_of(data)) is None:
+                return True
+            places.append(place)
+            return False
+
+        super().__init__(stream, protocol=5, buffer_callback=is_in_stream)
+
+    def persistent_id(self, obj: Any) -> int | None:
+        """Returns the index in `kept` of an object that is not copied; None for any other object."""
+        kind = type(obj)
+        if not (kind is _Kept or issubclass(kind, type | ModuleType) or (kind in (str, bytes) and len(obj) >= _LARGE)):
+            return None
+        self.kept.append(obj.value if kind is _Kept else obj)
+        return len(self.kept) - 1
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is CellType:  # filled by the functions that use it, which it may hold itself
+            return CellType, ()
+        reduced = super().reducer_override(obj)
+        if type(obj) is not FunctionType or reduced is NotImplemented:  # it is found by its name
+            return reduced
+        contents = []
+        for cell in obj.__closure__ or ():
+            with contextlib.suppress(ValueError):  # the cell is empty
+                contents.append((cell, cell.cell_contents))
+        state = obj.__defaults__, obj.__kwdefaults__, obj.__dict__, contents
+        return _new_function, (_Kept(obj), obj.__closure__), state, None, None, _fill_function
+
+
+class _Unpickler(pickle.Unpickler):
+    kept: list[Any]
+
+    def persistent_load(self, pid: int) -> Any:
+        return self.kept[pid]
+
+
+def _new_function(like: FunctionType, closure: tuple[CellType, ...] | None) -> FunctionType:
+    new = FunctionType(like.__code__, like.__globals__, like.__name__, None, closure)
+    for name in functools.WRAPPER_ASSIGNMENTS:
+        if hasattr(like, name):
+            setattr(new, name, getattr(like, name))
+    return new
+
+
+def _fill_function(function: FunctionType, state: tuple) -> None:
+    function.__defaults__, function.__kwdefaults__, attributes, contents = state
+    function.__dict__.update(attributes)
+    for cell, value in contents:
+        cell.cell_contents = value
+
+
+class _Pages:
+    """The data of large arrays, in a file in memory that copies map privately: a page is copied when it is written.
+
+    Many envs may use one dataset, of which each would otherwise hold a copy.
+
+    Attributes:
+        sources: The data that was added, and its place, by address and size. It keeps the addresses from being reused.
+    """
+
+    def __init__(self) -> None:
+        self.sources: dict[tuple[int, int], tuple[slice, memoryview]] = {}
+        self._file: Any = None
+        self._size = 0
+
+    def place_of(self, data: memoryview) -> slice | None:
+        """Returns where some data is in the file, to which it is added first; None if the system has no such file."""
+        key = (np.frombuffer(data, np.uint8).ctypes.data, data.nbytes)
+        if key not in self.sources:
+            try:
+                if self._file is None:
+                    self._file = os.fdopen(os.memfd_create("vecenv", os.MFD_CLOEXEC), "r+b")
+                start = -(-self._size // mmap.PAGESIZE) * mmap.PAGESIZE
+                self._file.seek(start)
+                self._file.write(data)
+                self._file.flush()
+            except (AttributeError, OSError):  # not Linux, or not enough memory
+                return None
+            self._size = start + data.nbytes
+            self.sources[key] = slice(start, self._size), data
+        return self.sources[key][0]
+
+    def copies(self, places: Sequence[slice]) -> list[memoryview]:
+        """Returns copies of the data in these places."""
+        if not places:
+            return []
+        low, high = min(place.start for place in places), max(place.stop for place in places)
+        try:
+            copy: Any = mmap.mmap(self._file.fileno(), high - low, access=mmap.ACCESS_COPY, offset=low)
+        except OSError:  # too many files are open, or `ulimit -v`
+            copy = bytearray(high - low)
+            self._file.seek(low)
+            self._file.readinto(copy)
+        return [memoryview(copy)[place.start - low : place.stop - low] for place in places]
