@@ -57,7 +57,7 @@ class AsyncVectorEnv(PooledVectorEnv):
             stay intact for the next `num_slots - 1` steps. `send` overwrites the newest view.
         context: Start method: "forkserver" (also for None), "spawn" or "fork", which TensorFlow's threads do not
             survive.
-        daemon: Whether workers are daemonic. Daemonic processes cannot start child processes.
+        daemon: The flag of multiprocessing. Envs may start processes of their own with either value.
         worker: Not supported; the error says what to use instead.
         observation_mode: "same": all observation spaces are equal. "different": their bounds may differ, but not their
             shapes and dtypes. A pair of spaces: the batched and the single observation space to use.

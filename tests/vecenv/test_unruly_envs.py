@@ -17,7 +17,7 @@ import pytest
 from gymnasium import spaces
 
 import vecenv
-from tests.helpers import CountingEnv, FaultyEnv, before_each_message, counting_fns, process_exists
+from tests.helpers import CountingEnv, FaultyEnv, before_each_message, counting_fns, process_exists, wait_for_end
 from tests.start_methods import METHODS
 
 
@@ -56,6 +56,77 @@ def test_unruly_envs_step_like_any_other_env(method, tmp_path, capfd):
         assert set(envs.call("where")) == {str(tmp_path)} and os.getcwd() == here
     if method != "forkserver":  # its workers write to the output that the fork server had at its start
         assert "stepped 2" in capfd.readouterr().out
+
+
+def answer(pipe):
+    while True:
+        pipe.send(pipe.recv() + 1)
+
+
+class ParallelEnv(CountingEnv):
+    """Asks a process of its own for its rewards, and ends it with SIGTERM."""
+
+    def __init__(self, index):
+        super().__init__(index)
+        self.pipe, theirs = multiprocessing.Pipe()
+        self.process = multiprocessing.Process(target=answer, args=(theirs,))
+        self.process.start()
+
+    def step(self, action):
+        observation, _, *others = super().step(action)
+        self.pipe.send(self.steps)
+        return observation, self.pipe.recv(), *others
+
+    def pid(self):
+        return self.process.pid
+
+    def close(self):
+        self.process.terminate()
+        self.process.join()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("daemon", [True, False])
+def test_envs_may_start_processes_of_multiprocessing_and_terminate_them(method, daemon):
+    """Even if these were forked: they do not ignore SIGTERM as workers do."""
+    fns = [lambda i=i: ParallelEnv(i) for i in range(2)]
+    with vecenv.AsyncVectorEnv(fns, num_workers=1, context=method, daemon=daemon) as envs:
+        envs.reset()
+        assert envs.step([0, 0])[1].tolist() == [2.0, 2.0]
+        pids = envs.call("pid")
+    assert not any(process_exists(pid) for pid in pids)
+
+
+@pytest.mark.usefixtures("by_reference")
+@pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
+def test_envs_may_choose_the_start_method_of_their_processes(method):
+    def squares(env):
+        with multiprocessing.get_context(method).Pool(1) as pool:
+            return pool.map(abs, [-1, 2])
+
+    with vecenv.AsyncVectorEnv(counting_fns(1), num_workers=1) as envs:
+        assert envs.apply(squares) == [[1, 2]]
+
+
+ORPHANS = """
+import os, signal, sys
+import vecenv
+from tests.vecenv.test_unruly_envs import ParallelEnv
+
+class Stuck(ParallelEnv):
+    def close(self):
+        pass  # so that multiprocessing waits for the process forever
+
+envs = vecenv.AsyncVectorEnv([lambda: Stuck(0)], num_workers=1, context={context!r})
+print(*envs.call("pid"), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("context", METHODS)
+def test_processes_of_envs_do_not_outlive_a_killed_parent(context):
+    done = subprocess.run([sys.executable, "-c", ORPHANS.format(context=context)], stdout=subprocess.PIPE, timeout=60)
+    wait_for_end([int(done.stdout)])
 
 
 class Unpicklable(Exception):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import multiprocessing
 import os
 import pickle
@@ -32,7 +33,7 @@ from vecenv.memory.block import Block
 from vecenv.rows.batch_rows import make_rows
 from vecenv.rows.protocol import NO_OBJECTS, RowsOptions
 from vecenv.rows.rows import Rows
-from vecenv.workers.launch import ORPHAN_GRACE_S
+from vecenv.workers.launch import JOB_SIGNALS, ORPHAN_GRACE_S
 from vecenv.workers.pipes import Channel, Waiter, WorkerPipe
 from vecenv.workers.protocol import (
     AttachCommand,
@@ -61,11 +62,14 @@ def run(connection: Connection, inherited: Sequence[Channel], spin: bool) -> Non
     here, no worker can notice that the parent has died.
     """
     signal.set_wakeup_fd(-1)  # a fork inherits the parent's descriptor, but must not report its own signals there
-    # Ctrl-C and a hangup reach every process of a terminal. Only the parent responds, by ending its workers; under
-    # `nohup`, it ignores the hangup. The handler is not SIG_IGN, because processes that an env starts would inherit it.
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda number, frame: None)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked process inherits its parent's handler
+    # The parent responds to these signals, for example by saving its work and the states of its envs, and then ends its
+    # workers. The handler is not SIG_IGN, because programs that an env starts would inherit it.
+    for number in JOB_SIGNALS:
+        signal.signal(number, _ignore)
+    _forks_end_on_sigterm()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, JOB_SIGNALS)  # which were blocked until they are ignored
+    # Python does not let daemonic processes start others, which would outlive them if SIGTERM ended them.
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     _end_with_fork_server()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     for channel in inherited:
@@ -80,6 +84,24 @@ def run(connection: Connection, inherited: Sequence[Channel], spin: bool) -> Non
     with contextlib.suppress(Exception):
         if worker.started and not worker.closed:
             worker.rows.close()
+
+
+def _ignore(number: int, frame: Any) -> None:
+    """Does nothing on a signal."""
+
+
+def _forks_end_on_sigterm() -> None:
+    """Lets SIGTERM end the processes that envs fork: multiprocessing's `terminate` sends it."""
+
+    def in_child() -> None:
+        if signal.getsignal(signal.SIGTERM) is _ignore:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        unblock()
+
+    block = functools.partial(signal.pthread_sigmask, signal.SIG_BLOCK, [signal.SIGTERM])
+    unblock = functools.partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, [signal.SIGTERM])
+    # Order: a signal that arrives before the child has its handler waits until then.
+    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=in_child)
 
 
 def _end_with_fork_server() -> None:
@@ -108,6 +130,8 @@ def _end_with_parent() -> None:
             sentinel = os.pidfd_open(parent.pid)
     wait([sentinel])
     time.sleep(ORPHAN_GRACE_S)
+    for child in multiprocessing.active_children():  # which an env has not ended
+        child.kill()
     os._exit(1)
 
 
