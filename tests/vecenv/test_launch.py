@@ -314,6 +314,41 @@ def test_workers_import_from_the_parents_current_folder(tmp_path):
     assert (done.stdout, done.stderr) == ("(7,)\n", ""), done
 
 
+@pytest.mark.parametrize("context", ["forkserver", "spawn"])
+def test_workers_start_if_sys_path_or_sys_argv_holds_objects_that_are_not_strings(context, monkeypatch, tmp_path):
+    class Text(str):
+        __repr__ = None
+
+    monkeypatch.setattr(sys, "path", [tmp_path, b"/tmp", None, Text("/tmp"), *sys.path])
+    monkeypatch.setattr(sys, "argv", [tmp_path, lambda: None])
+    monkeypatch.setattr(launch, "_server", launch._ForkServer())
+    with vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1, context=context) as envs:
+        envs.reset()
+    launch._server.abandon()
+
+
+@pytest.mark.parametrize("context", METHODS)
+def test_a_dead_worker_is_an_error_for_a_script_that_sigpipe_would_end(context):
+    script = f"""
+import signal
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as scripts do whose output is piped to `head`
+import vecenv
+from tests.helpers import counting_fns
+
+with vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1, context={context!r}) as envs:
+    envs.reset()
+    assert envs.apply(lambda env: signal.getsignal(signal.SIGPIPE))[0] == signal.SIG_IGN
+    envs.processes[0].kill()
+    envs.processes[0].join()
+    try:
+        envs.step([0, 0])
+    except vecenv.WorkerDied:
+        print("died")
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "died\n", "")
+
+
 def test_a_process_that_exits_leaves_no_temporary_files(tmp_path):
     script = "import vecenv; from tests.helpers import counting_fns; vecenv.AsyncVectorEnv(counting_fns(2)).close()"
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONWARNINGS": "error"}

@@ -351,7 +351,8 @@ def import_path() -> list[str]:
 
     The folders of modules that this process has imported with an earlier `sys.path` or current folder follow.
     """
-    path = dict.fromkeys(entry or _current_folder() or "" for entry in sys.path)
+    # Python's import system ignores entries that are not strings, such as `Path` objects.
+    path = dict.fromkeys(str(entry or _current_folder() or "") for entry in sys.path if isinstance(entry, str))
     for name, module in list(sys.modules.items()):
         file = vars(module).get("__file__") if isinstance(module, ModuleType) else None
         if isinstance(file, str) and "." not in name:
@@ -384,7 +385,7 @@ def _pickled(popen: Any, process_obj: Any) -> memoryview:
         "name": process_obj.name,
         "authkey": process.current_process().authkey,
         "sys_path": import_path(),
-        "sys_argv": sys.argv,
+        "sys_argv": list(map(str, sys.argv)),
         "orig_dir": process.ORIGINAL_DIR,  # type: ignore[attr-defined]
         "dir": _current_folder(),
     }

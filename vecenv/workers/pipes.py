@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 _FRAME_SIZE, _unpack = FRAME.size, FRAME.unpack
 _CHUNK = 1 << 20  # maximum number of bytes that one system call reads
-_AT_ONCE = socket.MSG_DONTWAIT
+# A dead worker is an error even in a process in which SIGPIPE has its default action, which is to end the process.
+_AT_ONCE = socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0)
 
 SLICE_S = 1.0  # longest wait before a deadline reads the clock again
 LATE_S = 0.5  # if the clock is read later than this, this process was suspended

@@ -66,6 +66,7 @@ def run(connection: Connection, inherited: Sequence[Channel], spin: bool) -> Non
     # workers. The handler is not SIG_IGN, because programs that an env starts would inherit it.
     for number in JOB_SIGNALS:
         signal.signal(number, _ignore)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # Python's default, which a fork of a script may not have
     _forks_end_on_sigterm()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, JOB_SIGNALS)  # which were blocked until they are ignored
     # Python does not let daemonic processes start others, which would outlive them if SIGTERM ended them.
