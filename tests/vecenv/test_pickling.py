@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import runpy
+import subprocess
 import sys
 import types
 
@@ -11,6 +12,7 @@ import gymnasium as gym
 import pytest
 
 import vecenv
+from tests.start_methods import METHODS
 
 SOURCE = """
 import threading
@@ -180,6 +182,49 @@ def test_envs_of_scripts_that_runpy_runs(name, tmp_path):
         "seen = first_observation(Env), first_observation(lambda: Env())\n"
     )
     assert runpy.run_path(str(script), run_name=name)["seen"] == (7, 7)
+
+
+NAMED = """
+import gymnasium as gym, numpy as np, vecenv
+from gymnasium.utils import RecordConstructorArgs
+
+class Env(gym.Env):
+    observation_space, action_space = gym.spaces.Box(-9, 9, (1,), np.float64), gym.spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None):
+        return np.full(1, 7.0), {{}}
+
+class Double(gym.ObservationWrapper, RecordConstructorArgs):
+    def __init__(self, env):
+        RecordConstructorArgs.__init__(self)
+        gym.ObservationWrapper.__init__(self, env)
+    def observation(self, observation):
+        return 2 * observation
+
+class Vector(gym.vector.SyncVectorEnv):
+    def __init__(self, num_envs):
+        super().__init__([lambda: Double(Env())] * num_envs)
+
+gym.register("Mine-v0", "__main__:Env", vector_entry_point="__main__:Vector")
+doubled = Double(gym.make("Mine-v0")).spec
+for make in (
+    lambda: vecenv.AsyncVectorEnv([lambda: gym.make("Mine-v0")], num_workers=1, context={context!r}),
+    lambda: vecenv.AsyncVectorEnv([lambda: gym.make("__main__:Mine-v0")], num_workers=1, context={context!r}),
+    lambda: vecenv.AsyncVectorEnv([lambda: gym.make(doubled)], num_workers=1, context={context!r}),
+    lambda: vecenv.make("Mine-v0", 1, num_workers=1, wrappers=["__main__:Double"]),
+    lambda: vecenv.make("Mine-v0", 1, num_workers=1),
+):
+    with make() as envs:
+        print(envs.reset()[0].item())
+"""
+
+
+@pytest.mark.parametrize("context", METHODS)
+def test_names_in_a_script_cross_in_specs_and_as_wrappers(context, tmp_path):
+    """As in notebooks; Gymnasium's AsyncVectorEnv forks on Linux, so its workers know the script's names."""
+    script = tmp_path / "script.py"
+    script.write_text(NAMED.format(context=context))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=90)
+    assert done.stdout.split() == ["7.0", "7.0", "14.0", "14.0", "14.0"], done.stderr
 
 
 def test_functions_and_exceptions_of_such_modules_cross_too(tmp_path):

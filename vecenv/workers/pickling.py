@@ -2,7 +2,8 @@
 
 cloudpickle pickles classes and functions of imported modules by reference, which is their name. A worker cannot follow
 this reference if the module was loaded by `importlib.util.spec_from_file_location`, `runpy` or `types.ModuleType`, or
-if its name now leads to a different file. Such modules are pickled by value, like `__main__`.
+if its name now leads to a different file. Such modules are pickled by value, like `__main__`, and so is what specs of
+registered envs name.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import io
 import os
 import sys
 import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.machinery import PathFinder
 from types import FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
-from gymnasium.envs.registration import EnvSpec, load_env_creator
+from gymnasium.envs.registration import EnvSpec, WrapperSpec, load_env_creator
 
 from vecenv.workers.launch import import_path
 
@@ -75,6 +77,9 @@ class _Pickler(cloudpickle.Pickler):
             if not self._workers_can_import(name) and (module := sys.modules[name]).__name__ not in registered:
                 cloudpickle.register_pickle_by_value(module)
                 self.by_value.append(module)
+        elif isinstance(obj, EnvSpec | WrapperSpec) and (names := _names_in_main(obj)):
+            make, arguments, *state = obj.__reduce_ex__(4)
+            return _with_names_in_main, (names, make, arguments), *state
         elif isinstance(obj, EnvSpec):  # its entry points name modules, which gymnasium.make would import
             creators: dict[str, Any] = {
                 name: load_env_creator(entry)
@@ -110,3 +115,17 @@ class _Pickler(cloudpickle.Pickler):
             return bool(package) and file is None
         files = [os.path.realpath(each) for each in (file, found.origin) if each and each.endswith(".py")]
         return len(files) < 2 or files[0] == files[1]
+
+
+def _names_in_main(spec: EnvSpec | WrapperSpec) -> dict[str, Any]:
+    """Returns the names in `__main__` that a spec refers to, such as "__main__:Env", and what they name."""
+    entries = [getattr(spec, name, None) for name in ("entry_point", "vector_entry_point")]
+    names = [entry.partition(":")[2] for entry in entries if isinstance(entry, str) and entry.startswith("__main__:")]
+    main = vars(sys.modules["__main__"])
+    return {name: main[name] for name in names if name in main}
+
+
+def _with_names_in_main(names: Mapping[str, Any], make: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+    """Returns `make(*arguments)`, an object that refers to these names in the `__main__` of this process."""
+    vars(sys.modules["__main__"]).update(names)
+    return make(*arguments)
