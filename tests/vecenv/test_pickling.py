@@ -2,16 +2,20 @@
 
 import importlib
 import importlib.util
+import multiprocessing
 import runpy
 import subprocess
 import sys
+import threading
 import types
+from functools import partial
 
 import cloudpickle
 import gymnasium as gym
 import pytest
 
 import vecenv
+from tests.helpers import CountingEnv
 from tests.start_methods import METHODS
 
 SOURCE = """
@@ -244,6 +248,65 @@ def test_an_env_that_cannot_be_pickled_by_value_is_an_error_that_names_the_cause
     assert "loaded_by_path" in caught.value.__notes__[0]
 
 
+class Simulator:
+    def __init__(self):
+        self.clients = {"a": [threading.Lock()]}
+
+    def make(self):
+        return CountingEnv(0)
+
+
+def capturing(simulator):
+    return lambda: CountingEnv(simulator is None)
+
+
+SIMULATOR = Simulator()
+CAPTURING = {
+    "a closure": (capturing(SIMULATOR), r"\(function capturing\.<locals>\.<lambda>\) > variable 'simulator' "),
+    "a global variable": (lambda: CountingEnv(SIMULATOR is None), r"\(function <lambda>\) > variable 'SIMULATOR' "),
+    "a default": (lambda simulator=SIMULATOR: CountingEnv(0), r"\(function <lambda>\) > default 0 "),
+    "partial": (partial(CountingEnv, length=SIMULATOR), r"\(partial\) > argument 'length' "),
+    "a method": (SIMULATOR.make, r"\(method Simulator\.make\) > object "),
+}
+
+
+@pytest.mark.parametrize(("env_fn", "way"), CAPTURING.values(), ids=CAPTURING)
+def test_a_function_that_captures_what_cannot_be_pickled_is_an_error_that_leads_to_it(env_fn, way):
+    way += r"\(Simulator\) > attribute 'clients' \(dict\) > key 'a' \(list\) > element 0 \(lock\) cannot be pickled"
+    with pytest.raises(TypeError, match=rf"^env_fns\[1\] {way} for the workers .*Create it inside the function"):
+        vecenv.AsyncVectorEnv([lambda: CountingEnv(0), env_fn], num_workers=1)
+    with (
+        pytest.raises(TypeError, match=r"^worker_init \(function .* > variable 'SIMULATOR' .*lock"),
+        vecenv.AsyncVectorEnv([lambda: CountingEnv(0)], num_workers=1, worker_init=lambda: SIMULATOR),
+    ):
+        pass
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="this system cannot fork")
+def test_a_forked_worker_inherits_functions_and_specs_without_pickling_them():
+    gym.register("Capturing-v0", capturing(SIMULATOR))
+    fns = [capturing(SIMULATOR), lambda: gym.make("Capturing-v0", disable_env_checker=True)]
+    with vecenv.AsyncVectorEnv(fns, num_workers=2, context="fork", on_worker_death="restart") as envs:
+        envs.reset()
+        envs.processes[0].kill()
+        with pytest.warns(UserWarning, match="restarted"):
+            envs.step([0, 0])
+
+
+def test_an_id_whose_spec_cannot_be_pickled_is_an_error_that_says_why():
+    gym.register("Capturing-v0", capturing(SIMULATOR))
+    assert first_observation(lambda: CountingEnv(3)) == 3  # such a spec does not matter to other envs
+    with pytest.raises(vecenv.VecEnvError, match=r"the spec of 'Capturing-v0' .* > variable 'simulator' .*lock"):
+        vecenv.AsyncVectorEnv([lambda: gym.make("Capturing-v0", disable_env_checker=True)], num_workers=1)
+
+
+def test_arguments_that_cannot_be_pickled_are_an_error_that_leads_to_them():
+    with vecenv.AsyncVectorEnv([lambda: CountingEnv(0)], num_workers=1) as envs:
+        with pytest.raises(TypeError, match=r"ResetCommand.* > key 'simulator' \(Simulator\) > .*lock"):
+            envs.reset(options={"simulator": SIMULATOR})
+        envs.reset()
+
+
 def test_a_worker_that_misses_a_module_of_the_parent_is_an_error_that_names_the_file(tmp_path):
     module = load(write(tmp_path))
     with vecenv.AsyncVectorEnv([module.Env], num_workers=1) as envs:
@@ -254,7 +317,6 @@ def test_a_worker_that_misses_a_module_of_the_parent_is_an_error_that_names_the_
 
 def test_modules_that_workers_can_import_are_sent_by_name():
     """Their classes keep their identity, and their sources may hold what cannot be pickled."""
-    from tests.helpers import CountingEnv
     from vecenv.workers.pickling import dumps
 
     assert len(dumps([CountingEnv, gym.make, pytest.raises, importlib.import_module, types.SimpleNamespace])) < 500

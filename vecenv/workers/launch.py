@@ -288,7 +288,7 @@ class _ForkPopen(_Killed):
 
     def _launch(self, process_obj: Any) -> None:
         with _signals_blocked():
-            super()._launch(process_obj)
+            super()._launch(process_obj)  # type: ignore[misc]  # typeshed lacks it
 
 
 class WorkerProcess(BaseProcess):

@@ -8,6 +8,8 @@ registered envs name.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import io
 import os
 import sys
@@ -15,7 +17,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.machinery import PathFinder
-from types import FunctionType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import cloudpickle
@@ -36,12 +38,36 @@ def _forget_lock() -> None:
 os.register_at_fork(after_in_child=_forget_lock)  # another thread may have held it during the fork
 
 
-def dumps(value: Any) -> bytes:
+def dumps(value: Any, remedy: str = "Pass only what can be pickled.", parts: Mapping[str, Any] | None = None) -> bytes:
     """Returns a pickle of a value that workers can load.
 
     Raises:
-        Exception: Whatever pickling raises, with a note that names the modules that had to be pickled by value.
+        TypeError: If the value cannot be pickled. The message leads to the object that is to blame, from one of the
+            `parts` of the value, by name, and ends with the `remedy`. A note names the modules that had to be pickled
+            by value.
     """
+    try:
+        return _dumps(value)
+    except MemoryError:
+        raise
+    except Exception as error:
+        chain = _chain(parts or {"the value": value})
+        told = TypeError(f"{chain} cannot be pickled for the workers ({type(error).__name__}: {error}). {remedy}")
+        for note in getattr(error, "__notes__", ()):
+            told.add_note(note)
+        raise told from error
+
+
+def picklable(value: Any) -> bool:
+    """Returns whether a value can be pickled."""
+    try:
+        _dumps(value)
+    except Exception:
+        return False
+    return True
+
+
+def _dumps(value: Any) -> bytes:
     stream = io.BytesIO()
     pickler = _Pickler(stream)
     with _lock:
@@ -61,6 +87,47 @@ def dumps(value: Any) -> bytes:
     return stream.getvalue()
 
 
+def _chain(parts: Mapping[str, Any]) -> str:
+    """Returns the way to an object that cannot be pickled: "env_fns[0] (function make) > variable 'lock' (lock)"."""
+    steps: list[str] = []
+    seen: set[int] = set()
+    while found := next(((k, v) for k, v in parts.items() if id(v) not in seen and not picklable(v)), None):
+        name, value = found
+        seen.add(id(value))
+        own = getattr(value, "__qualname__", None) if isinstance(value, type | FunctionType | MethodType) else None
+        kind = "class" if isinstance(value, type) else type(value).__name__
+        steps.append(f"{name} ({kind} {own})" if own else f"{name} ({kind})")
+        parts = _parts(value)
+    return " > ".join(steps) or next(iter(parts), "the value")
+
+
+def _parts(value: Any) -> dict[str, Any]:
+    """Returns what is pickled together with an object, by name."""
+    match value:
+        case FunctionType():
+            try:
+                used = inspect.getclosurevars(value)
+            except ValueError:  # a variable that has no value yet
+                return {}
+            named = {**used.globals, **used.nonlocals}
+            defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+            return {
+                **{f"variable {name!r}": each for name, each in named.items()},
+                **{f"default {i}": each for i, each in enumerate(defaults)},
+            }
+        case MethodType():
+            return {"object": value.__self__}
+        case functools.partial():
+            named = {**{f"{i}": each for i, each in enumerate(value.args)}, **value.keywords}
+            return {"function": value.func, **{f"argument {name!r}": each for name, each in named.items()}}
+        case dict():
+            return {f"key {key!r}": each for key, each in value.items()}
+        case list() | tuple() | set() | frozenset():
+            fields = getattr(value, "_fields", None)
+            return {f"element {i if fields is None else fields[i]}": each for i, each in enumerate(value)}
+    return {f"attribute {name!r}": each for name, each in getattr(value, "__dict__", {}).items()}
+
+
 class _Pickler(cloudpickle.Pickler):
     """Pickles by value what is defined in modules that workers cannot import."""
 
@@ -78,7 +145,8 @@ class _Pickler(cloudpickle.Pickler):
                 cloudpickle.register_pickle_by_value(module)
                 self.by_value.append(module)
         elif isinstance(obj, EnvSpec | WrapperSpec) and (names := _names_in_main(obj)):
-            make, arguments, *state = obj.__reduce_ex__(4)
+            reduced: Any = obj.__reduce_ex__(4)
+            make, arguments, *state = reduced
             return _with_names_in_main, (names, make, arguments), *state
         elif isinstance(obj, EnvSpec):  # its entry points name modules, which gymnasium.make would import
             creators: dict[str, Any] = {

@@ -87,19 +87,23 @@ BETWEEN_STEPS = frozenset(map(int, (Kind.CALL, Kind.APPLY, Kind.SET_ATTR, Kind.G
 _WITH_SLOT = frozenset(map(int, (Kind.STEP, Kind.RESET, Kind.SET_STATE)))
 
 
+Build = tuple[Callable[[], object] | None, Callable[[list[int] | None], Rows]]
+"""`worker_init`, or None, and a function of `next_step` that returns the worker's rows."""
+
+
 @dataclass(frozen=True)
 class StartCommand:
     """Builds the envs.
 
     Attributes:
         environment: The environment variables to set first.
-        build: A pickled pair: `worker_init`, or None, and a function of `next_step` that returns `Rows`. Unpickling it
-            may import modules that read the variables.
+        build: A pickled `Build`. Unpickling it may import modules that read the variables. None if the worker was
+            forked from this process, and has inherited a `Build` that need not be picklable.
         next_step: See `vecenv.rows.autoreset`. None for rows that are not taken over from a process that died.
     """
 
     environment: Mapping[str, str]
-    build: bytes
+    build: bytes | None
     next_step: list[int] | None
 
 

@@ -37,6 +37,7 @@ from vecenv.workers.launch import JOB_SIGNALS, ORPHAN_GRACE_S
 from vecenv.workers.pipes import Channel, Waiter, WorkerPipe
 from vecenv.workers.protocol import (
     AttachCommand,
+    Build,
     Failure,
     Kind,
     RowsReply,
@@ -55,11 +56,11 @@ _STEP, _READY, _CLOSE = map(int, (Kind.STEP, Kind.READY, Kind.CLOSE))
 _REPLIED = object()  # the result of a command that has sent its own replies
 
 
-def run(connection: Connection, inherited: Sequence[Channel], spin: bool) -> None:
+def run(connection: Connection, inherited: Sequence[Channel], spin: bool, build: Build | None) -> None:
     """Serves the parent's commands until the parent sends CLOSE or is gone.
 
-    Closes the parent's ends of pipes that a fork copied into this process (`inherited`): while one of these is open
-    here, no worker can notice that the parent has died.
+    A fork inherits what START sends to other workers (`build`), and the parent's ends of pipes (`inherited`). These are
+    closed: while one of them is open here, no worker can notice that the parent has died.
     """
     signal.set_wakeup_fd(-1)  # a fork inherits the parent's descriptor, but must not report its own signals there
     # The parent responds to these signals, for example by saving its work and the states of its envs, and then ends its
@@ -79,7 +80,7 @@ def run(connection: Connection, inherited: Sequence[Channel], spin: bool) -> Non
     os.set_inheritable(connection.fileno(), False)
     # All forks of a process inherit the same state of numpy's global generator.
     np.random.seed()
-    worker = _Worker(connection)
+    worker = _Worker(connection, build)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
         worker.serve(Waiter([connection], spin=spin))
     with contextlib.suppress(Exception):
@@ -157,8 +158,8 @@ class _Worker:
 
     rows: Rows  # exists once `started`
 
-    def __init__(self, connection: Connection):
-        self.pipe = WorkerPipe(connection)
+    def __init__(self, connection: Connection, build: Build | None):
+        self.pipe, self._build = WorkerPipe(connection), build
         self.started = self.closed = False
         own = (Kind.START, Kind.ATTACH, Kind.STEP_ROWS, Kind.CLOSE)
         self._commands: dict[int, Callable[[int, Any], Any]] = {kind: getattr(self, kind.name.lower()) for kind in own}
@@ -198,7 +199,10 @@ class _Worker:
         # These are the parent's current variables. The variables of the fork server may be older.
         os.environ.clear()
         os.environ.update(command.environment)
-        worker_init, build = pickle.loads(command.build)
+        if command.build is not None:
+            self._build = pickle.loads(command.build)
+        assert self._build is not None, "a worker that was forked from its parent inherits what to build"
+        (worker_init, build), self._build = self._build, None
         if worker_init is not None:
             try:
                 worker_init()
