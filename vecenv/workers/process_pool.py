@@ -24,6 +24,7 @@ from vecenv.rows.protocol import EnvDescription, RowsOptions, StepObjects, combi
 from vecenv.workers import processes
 from vecenv.workers.cuts import CutEpisodes
 from vecenv.workers.launch import check_not_daemonic, interrupts_deferred, start_method
+from vecenv.workers.logs import log_settings
 from vecenv.workers.pickling import dumps
 from vecenv.workers.pipes import BadFrame, Deadline, Waiter
 from vecenv.workers.pool import EnvRange, Failed, NotSent, Pool, RowsLate
@@ -77,15 +78,15 @@ class ProcessPool(Pool):
     ):
         check_not_daemonic()
         self._method, self._daemon, self._shared_memory = start_method(context), daemon, shared_memory
-        forks = self._method == "fork"  # a forked process inherits the functions and the specs
-        specs = [] if forks else processes.foreign_specs()
+        forks = self._method == "fork"  # a forked process inherits all of this
+        specs, logs = ([], None) if forks else (processes.foreign_specs(), log_settings())
         # What a worker that is restarted needs again. Otherwise, only the frames hold the pickled functions, until the
         # workers have replied: the data of their closures may be large.
         self._builds: list[bytes | None] = []
         self._inherited: list[Build] = []
         self._frames: Sequence[bytes] = []  # of the command in progress, one per worker
         for run in ranges:
-            build: Build = worker_init, partial(build_rows, specs, env_fns[run.rows], run.low, options)
+            build = Build(logs, worker_init, partial(build_rows, specs, env_fns[run.rows], run.low, options))
             # One pickle, so that objects that both use, such as globals of a script, stay the same objects.
             pickled = None if forks else dumps(build, processes.BY_VALUE, _parts(env_fns, run, worker_init))
             self._frames.append(start_frame(pickled))

@@ -45,6 +45,7 @@ from vecenv.errors import MessageTooLarge
 from vecenv.memory.layout import Layout
 from vecenv.rows.protocol import StepObjects
 from vecenv.rows.rows import Rows
+from vecenv.workers.logs import LogSettings
 from vecenv.workers.pickling import dumps
 
 FRAME = struct.Struct("!iBI")
@@ -87,8 +88,18 @@ BETWEEN_STEPS = frozenset(map(int, (Kind.CALL, Kind.APPLY, Kind.SET_ATTR, Kind.G
 _WITH_SLOT = frozenset(map(int, (Kind.STEP, Kind.RESET, Kind.SET_STATE)))
 
 
-Build = tuple[Callable[[], object] | None, Callable[[list[int] | None], Rows]]
-"""`worker_init`, or None, and a function of `next_step` that returns the worker's rows."""
+class Build(NamedTuple):
+    """What a worker needs to build its envs.
+
+    Attributes:
+        logs: The parent's configuration of `logging`; None if the worker has inherited it.
+        worker_init: A function to call first, or None.
+        rows: A function of `next_step`, see `StartCommand`, that returns the worker's rows.
+    """
+
+    logs: LogSettings | None
+    worker_init: Callable[[], object] | None
+    rows: Callable[[list[int] | None], Rows]
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from vecenv.rows.batch_rows import make_rows
 from vecenv.rows.protocol import NO_OBJECTS, RowsOptions
 from vecenv.rows.rows import Rows
 from vecenv.workers.launch import JOB_SIGNALS, ORPHAN_GRACE_S
+from vecenv.workers.logs import add_handlers, configure_logging
 from vecenv.workers.pipes import Channel, Waiter, WorkerPipe
 from vecenv.workers.protocol import (
     AttachCommand,
@@ -195,23 +196,28 @@ class _Worker:
             self.pipe.send(encode(Kind.READY, slot, None if reply is NO_OBJECTS else reply))
 
     def start(self, _: int, command: StartCommand) -> object:
-        """Calls `worker_init`, builds the envs and describes them."""
+        """Configures `logging`, calls `worker_init`, builds the envs and describes them."""
         # These are the parent's current variables. The variables of the fork server may be older.
         os.environ.clear()
         os.environ.update(command.environment)
         if command.build is not None:
             self._build = pickle.loads(command.build)
         assert self._build is not None, "a worker that was forked from its parent inherits what to build"
-        (worker_init, build), self._build = self._build, None
-        if worker_init is not None:
+        build, self._build = self._build, None
+        if build.logs is not None:
+            configure_logging(build.logs)
+        if build.worker_init is not None:
             try:
-                worker_init()
+                build.worker_init()
             except BaseException as error:
                 self._report(error, 0, "worker_init")
                 return _REPLIED
-        self.rows = build(command.next_step)
+        self.rows = build.rows(command.next_step)
         self.started = True  # from here on, CLOSE closes the envs that were built, even if another one cannot be built
-        return self.rows.build()
+        description = self.rows.build()
+        if build.logs is not None:
+            add_handlers(build.logs)
+        return description
 
     def attach(self, _: int, command: AttachCommand) -> None:
         self.pipe.send(short_frame(_READY, 0))
