@@ -79,6 +79,44 @@ def test_too_much_shared_memory_is_an_error_with_advice_and_leaks_nothing(monkey
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
+IN_A_SMALL_SHM = """
+import os
+from vecenv.memory.block import Block
+
+assert os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev/shm").f_frsize == 2**20
+block = Block.create(2**22)
+with open("/proc/self/maps") as maps:
+    assert any("memfd:vecenv" in line for line in maps)
+assert os.statvfs("/dev/shm").f_bfree == os.statvfs("/dev/shm").f_blocks  # nothing is left there
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has anonymous files in memory")
+def test_a_block_that_dev_shm_has_no_room_for_is_an_anonymous_file():
+    """Kubernetes limits /dev/shm to 64 MB."""
+    mount = [
+        "unshare",
+        "--mount",
+        "--map-root-user",
+        "sh",
+        "-c",
+        'mount -t tmpfs -o size=1M none /dev/shm && exec "$0" "$@"',
+    ]
+    if subprocess.run([*mount, "true"], capture_output=True).returncode:
+        pytest.skip("this process may not mount another /dev/shm")
+    done = subprocess.run([*mount, sys.executable, "-c", IN_A_SMALL_SHM], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("size", [2**40, 2**50])
+def test_a_block_of_unknown_limits_does_not_fall_back_to_an_anonymous_file(size, monkeypatch):
+    """Nothing would stop it from using up all memory."""
+    monkeypatch.setattr(memory, "memory_limits", list)
+    monkeypatch.setattr(os, "memfd_create", None)
+    with pytest.raises(SharedMemoryFull, match="in the shared memory in /dev/shm"):
+        Block.create(size)
+
+
 @pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="shared memory has a name while it is being created")
 def test_a_process_killed_while_it_creates_a_block_leaves_nothing():
     code = (
