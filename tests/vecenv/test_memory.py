@@ -6,6 +6,7 @@ import mmap
 import multiprocessing
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -15,11 +16,13 @@ import numpy as np
 import pytest
 
 import vecenv
+from tests.helpers import CountingEnv, counting_fns
 from tests.start_methods import METHODS
 from vecenv import SharedMemoryFull
 from vecenv.memory import block as memory
 from vecenv.memory import layout
 from vecenv.memory.block import Block
+from vecenv.results import ResultAssembler
 
 PLAN = layout.plan({("x",): (np.dtype(np.float64), ())}, num_slots=2, num_envs=4)
 
@@ -196,6 +199,62 @@ def test_memory_that_the_kernel_refuses_is_not_blamed_on_dev_shm(create, monkeyp
     with pytest.raises(SharedMemoryFull, match=r"need 0\.0 MiB.*Cannot allocate memory.*`ulimit -v`") as caught:
         create(100)
     assert "/dev/shm" not in str(caught.value)
+
+
+class Hungry(CountingEnv):
+    """Allocates 512 MiB in the given call, in a process that may not have them."""
+
+    def __init__(self, when):
+        super().__init__(0)
+        self._when = when
+        with open("/proc/self/statm") as file:
+            used = int(file.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, resource.getrlimit(resource.RLIMIT_AS)[1]))
+        self._allocate("construction")
+
+    def step(self, action):
+        self._allocate("step")
+        return super().step(action)
+
+    def answer(self):
+        return bytes(2**27)  # of which pickling makes a copy
+
+    def _allocate(self, now):
+        if now == self._when:
+            bytes(2**29)
+
+
+LIMIT = (
+    r"(?s)MemoryError.*ran out of memory: [\d,.]+ MiB are left of the address space of a process \(`ulimit -v` is \d+\)"
+)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not enforce this limit")
+@pytest.mark.parametrize("when", ["construction", "step", "answer"])
+def test_a_memory_error_in_a_worker_names_the_limit(when):
+    with (
+        pytest.raises(MemoryError, match=LIMIT),
+        vecenv.AsyncVectorEnv([lambda: Hungry(when)], num_workers=1, context="spawn") as envs,
+    ):
+        envs.reset()
+        envs.step([0])
+        envs.call("answer")
+
+
+@pytest.mark.parametrize("when", ["after_reset", "__init__"])
+def test_a_memory_error_in_the_parent_names_the_limit(when, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise MemoryError
+
+    monkeypatch.setattr(memory, "memory_limits", lambda: [(2**40, "the RAM")])
+    monkeypatch.setattr("vecenv.resources.memory_limits", lambda: [(2**40, "the RAM")])
+    monkeypatch.setattr(ResultAssembler, when, refuse)
+    with (
+        pytest.raises(SharedMemoryFull, match=r"1,048,576\.0 MiB are left of the RAM\. Lower num_envs") as caught,
+        vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1) as envs,
+    ):
+        envs.reset()
+    assert caught.value.limit == "the RAM"
 
 
 class Narrow(gym.Env):

@@ -24,7 +24,7 @@ import numpy as np
 
 from vecenv.errors import SharedMemoryFull
 from vecenv.memory.layout import ALIGNMENT, Layout
-from vecenv.resources import address_space, memory_limits
+from vecenv.resources import address_space, memory_limits, tightest_limit
 from vecenv.spaces import Path
 
 SHM = "the shared memory in /dev/shm"
@@ -143,6 +143,15 @@ def blocking_socket(connection: Connection) -> socket.socket:
     pipe = socket.socket(fileno=os.dup(connection.fileno()))
     pipe.settimeout(None)
     return pipe
+
+
+def out_of_memory(error: MemoryError) -> SharedMemoryFull:
+    """Returns an error that names the limit, for an allocation that failed in the vector env itself."""
+    if isinstance(error, SharedMemoryFull):
+        return error
+    message = f"{tightest_limit()} Lower num_envs or num_slots, or raise the limit. ({type(error).__name__}: {error})"
+    left, limit = min(memory_limits(), default=(None, None))
+    return SharedMemoryFull(message, available_bytes=left, limit=limit)
 
 
 def _claimed(size: int, shared_memory: bool, falls_back: bool) -> int:

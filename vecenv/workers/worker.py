@@ -30,6 +30,7 @@ from gymnasium.envs.registration import EnvSpec
 from vecenv.batched import Batched
 from vecenv.errors import NotRestorable, SharedMemoryFull
 from vecenv.memory.block import Block
+from vecenv.resources import tightest_limit
 from vecenv.rows.batch_rows import make_rows
 from vecenv.rows.protocol import NO_OBJECTS, RowsOptions
 from vecenv.rows.rows import Rows
@@ -245,6 +246,8 @@ class _Worker:
         env = None
         if self.started and self.rows.failure is not None:
             (env, doing), self.rows.failure = self.rows.failure, None
+        elif isinstance(error, MemoryError):  # for example, a reply does not fit in memory
+            error.add_note(tightest_limit())
         text = _shortened("".join(traceback.format_exception(error)))
         try:
             exception = cloudpickle.dumps(type(error))
