@@ -23,6 +23,7 @@ from typing import Any
 import cloudpickle
 from gymnasium.envs.registration import EnvSpec, WrapperSpec, load_env_creator
 
+from vecenv.memory.block import out_of_memory
 from vecenv.workers.launch import import_path
 
 _KNOWN = ("__main__", "builtins", "gymnasium", "numpy", "vecenv")  # cloudpickle itself pickles __main__ by value
@@ -45,11 +46,12 @@ def dumps(value: Any, remedy: str = "Pass only what can be pickled.", parts: Map
         TypeError: If the value cannot be pickled. The message leads to the object that is to blame, from one of the
             `parts` of the value, by name, and ends with the `remedy`. A note names the modules that had to be pickled
             by value.
+        SharedMemoryFull: If there is no memory for the pickle.
     """
     try:
         return _dumps(value)
-    except MemoryError:
-        raise
+    except MemoryError as error:
+        raise out_of_memory(error) from error
     except Exception as error:
         chain = _chain(parts or {"the value": value})
         told = TypeError(f"{chain} cannot be pickled for the workers ({type(error).__name__}: {error}). {remedy}")

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
-from vecenv.memory.block import blocking_socket
+from vecenv.memory.block import blocking_socket, out_of_memory
 from vecenv.workers.protocol import FRAME, HEADER_SIZE, REPLIES, Message
 
 if TYPE_CHECKING:
@@ -128,6 +128,7 @@ class Channel:
 
         Raises:
             BadFrame: If the bytes in the pipe are not a reply.
+            SharedMemoryFull: If there is no memory for the message.
         """
         if self._body is None:
             try:
@@ -147,7 +148,10 @@ class Channel:
             if length == HEADER_SIZE:
                 return kind, slot, None
             self._kind_and_slot, self._missing = (kind, slot), length - HEADER_SIZE
-            self._body = bytearray(self._missing)
+            try:
+                self._body = bytearray(self._missing)
+            except MemoryError as error:
+                raise out_of_memory(error) from error
         return self._take_body(self._body)
 
     def _take_body(self, body: bytearray) -> Message | None:
