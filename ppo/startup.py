@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
+from typing import Any
 
 import vecenv
 
@@ -52,6 +53,12 @@ def load_tensorflow() -> None:
                 gc.enable()
             os.dup2(stderr, 2)
             os.close(stderr)
+
+
+def call_with_tensorflow(module: str, name: str, *arguments: Any) -> Any:
+    """Returns the result of a function of a module that imports TensorFlow. Pickles of such objects begin with it."""
+    load_tensorflow()
+    return getattr(importlib.import_module(module), name)(*arguments)
 
 
 @contextmanager

@@ -41,14 +41,13 @@ class AsyncVectorEnv(PooledVectorEnv):
     Args:
         env_fns: One function per env, each returning a new env with the same spaces; or a `Batched`, with which
             each worker steps all its envs in one call.
-        shared_memory: Whether the memory is in `/dev/shm`. If False, it is an anonymous file, for containers whose
-            `/dev/shm` is small. None behaves like True, except that True raises Gymnasium's ValueError for a custom
-            space.
+        shared_memory: Whether the memory is in `/dev/shm`. If False, or if `/dev/shm` has no room, it is an anonymous
+            file. None behaves like True, except that True raises Gymnasium's ValueError for a custom space.
         copy: Whether `reset` and `step` return copies of the observations. If False, they return views, which
             stay intact for the next `num_slots - 1` steps. `send` overwrites the newest view.
         context: Start method: "forkserver" (also for None), "spawn" or "fork", which TensorFlow's threads do not
             survive.
-        daemon: Whether workers are daemonic. Daemonic processes cannot start child processes.
+        daemon: The flag of multiprocessing. Envs may start processes of their own with either value.
         worker: Not supported; the error says what to use instead.
         observation_mode: "same": all observation spaces are equal. "different": their bounds may differ, but not their
             shapes and dtypes. A pair of spaces: the batched and the single observation space to use.

@@ -253,6 +253,8 @@ class NamedWrapper:
                 ) from error
         if self.module == _GYMNASIUMS:
             self.kwargs = _with_tuples(self.kwargs)
+        # Workers have another `__main__`, so they get what the name refers to in this process.
+        self._in_main = getattr(sys.modules["__main__"], self.name, None) if self.module == "__main__" else None
 
     def __call__(self, env: gym.Env) -> gym.Env:
         """Returns the wrapped env.
@@ -261,7 +263,7 @@ class NamedWrapper:
             gymnasium.error.Error: If there is no such wrapper. The message names the nearest ones.
         """
         module = import_module(self.module, f"wrapper {self.text!r}")
-        wrapper = getattr(module, self.name, None)
+        wrapper = getattr(module, self.name, self._in_main)
         if not callable(wrapper):
             advice = did_you_mean(self.name, module)
             if self.module == _GYMNASIUMS:

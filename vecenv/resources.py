@@ -65,6 +65,14 @@ def memory_limits() -> list[tuple[int, str]]:
     return found
 
 
+def tightest_limit() -> str:
+    """Returns a sentence that names the limit that leaves the least memory to this process, for errors."""
+    left, limit = min(memory_limits(), default=(0, ""))
+    if not limit:
+        return "This process has no memory left."
+    return f"This process ran out of memory: {left / 2**20:,.1f} MiB are left of {limit}."
+
+
 def address_space() -> list[tuple[int, str]]:
     """Returns the limit of this process's address space, as `memory_limits` does, if there is one and it is known."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]

@@ -22,6 +22,7 @@ from vecenv.batched import Batched
 from vecenv.errors import EpisodeOver, StateError, UnsupportedSpace
 from vecenv.memory import layout
 from vecenv.memory.actions import ActionWriter
+from vecenv.memory.block import out_of_memory
 from vecenv.results import PartialBatch, ResultAssembler, StepResult
 from vecenv.rows.arguments import Seeds, check_equal, per_env, seed_of_each, split_reset_mask
 from vecenv.rows.infos import add_info
@@ -110,8 +111,12 @@ class PooledVectorEnv(VectorEnv):
         self._in_flight = np.zeros(self.num_envs, dtype=np.bool_)  # envs between send() and recv()
         self._pending_slot = 0  # of the step or reset in progress
         try:
-            self._set_spaces(pool.start())
-            self._bind_memory()
+            descriptions = pool.start()
+            try:
+                self._set_spaces(descriptions)
+                self._bind_memory()
+            except MemoryError as error:
+                raise out_of_memory(error) from error
         except BaseException:
             with contextlib.suppress(Exception):
                 pool.close(FAILED_GRACE_S)
@@ -182,7 +187,10 @@ class PooledVectorEnv(VectorEnv):
         else:
             parts = [(run.low, part) for run, part in zip(self._pool.ranges, replies, strict=True) if part]
             objects = combined(parts) if parts else NO_OBJECTS
-        result = assemble(slot, objects)
+        try:
+            result = assemble(slot, objects)
+        except MemoryError as error:
+            raise out_of_memory(error) from error
         self._state = _IDLE
         return result
 

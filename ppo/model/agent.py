@@ -149,6 +149,7 @@ class Agent(tf.Module):
             `values` from the features or, if there is a `core`, from its output.
         state_size: Length S of the recurrent memory of one env; 0 without a recurrent core.
         become: A graph function that copies all variables of another agent with the same spaces and settings.
+        arguments: The arguments of the constructor.
 
     Raises:
         vecenv.UnsupportedSpace: If there is no policy or no network for the spaces.
@@ -176,7 +177,7 @@ class Agent(tf.Module):
         else:
             own = self.observations
             self.network = ActorCritic(config, own.specs, num_outputs, own.critic, own.image_normalizers)
-        self._arguments = (config, observation_space, action_space)
+        self.arguments = (config, observation_space, action_space)
         self._min_log_std = config.min_log_std
         self.log_std = tf.Variable(free, name="log_std") if free else None
         self.state_size = 0 if self.network.core is None else self.network.core.state_size
@@ -333,10 +334,10 @@ class Agent(tf.Module):
             ConfigError: If a custom network is the same object as this agent's.
         """
         with tf.device(HOST):
-            copy = Agent(*self._arguments)
+            copy = Agent(*self.arguments)
         if {id(variable) for variable in self.variables} & {id(variable) for variable in copy.variables}:
             raise ConfigError(
-                f"--network {self._arguments[0].network} returned the same variables twice: make the function return a "
+                f"--network {self.arguments[0].network} returned the same variables twice: make the function return a "
                 "new network each time it is called, because the run needs several copies"
             )
         return copy

@@ -20,6 +20,7 @@ from ppo.run.checkpoint import LATEST, Checkpoints, check_actions, name_of, only
 from ppo.run.folder import Run
 from ppo.run.modules import config_to_load
 from ppo.run.wrappers import named_wrappers
+from ppo.startup import call_with_tensorflow
 from vecenv.spaces import can_hold, leaves, nest, pick
 from vecenv.spaces import name_of as name_of_leaf
 
@@ -32,6 +33,9 @@ class Policy:
     only the value function reads (`critic_keys`).
 
     A recurrent policy remembers the observations of earlier calls: call `reset` when an episode ends.
+
+    A policy can be pickled and copied, with its weights, so a function that makes an env may capture one. A worker that
+    unpickles it imports TensorFlow.
 
     Attributes:
         observation_space: Space of one observation.
@@ -96,9 +100,8 @@ class Policy:
             ValueError: As for a call, or if the observations lack a key that only the value function reads.
         """
         batch, single, memory = self._batch(observations, valued=True)
-        scale = self._return_scale() if callable(self._return_scale) else self._return_scale
         with tf.device(HOST):
-            values = self._values(batch, memory).numpy() * np.float32(scale)
+            values = self._values(batch, memory).numpy() * np.float32(self._scale())
         return values[0] if single else values
 
     def log_prob(self, observations: Any, actions: Any) -> np.ndarray:
@@ -143,6 +146,14 @@ class Policy:
             self.memory = None
         elif self.memory is not None:
             self.memory = np.where(np.asarray(ended, np.bool_)[:, None], np.float32(0), self.memory)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        weights = [variable.numpy() for variable in self._agent.variables]
+        parts = self._agent.arguments, weights, self._scale(), self.memory, self._rng
+        return call_with_tensorflow, (__name__, _unpickled.__name__, *parts)
+
+    def _scale(self) -> float:
+        return self._return_scale() if callable(self._return_scale) else self._return_scale
 
     def _value_in_graph(self, observations: Any, memory: tf.Tensor) -> tf.Tensor:
         return self._agent.step(observations, memory).values
@@ -209,6 +220,18 @@ class Policy:
         if bad is not None and bad.any():
             raise ValueError(f"{name} holds {given[bad][0]}, which is not finite as float32 or is outside {space}")
         return fitted
+
+
+def _unpickled(
+    arguments: tuple, weights: list[np.ndarray], scale: float, memory: np.ndarray | None, rng: np.random.Generator
+) -> Policy:
+    with tf.device(HOST):
+        agent = Agent(*arguments)
+    for variable, values in zip(agent.variables, weights, strict=True):
+        variable.assign(values)
+    policy = Policy(agent, return_scale=scale)
+    policy.memory, policy._rng = memory, rng
+    return policy
 
 
 def load_policy(

@@ -1,5 +1,8 @@
 """Tests of ppo/results/policy.py: sampled actions, values and log-probabilities of a loaded policy."""
 
+import copy
+import pickle
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ import ppo
 import vecenv
 from ppo import Policy, Run
 from ppo.results.policy import load_agent
+from tests.helpers import CountingEnv, assert_same
 from tests.ppo.runs import untrained_run
 
 SEEN = spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -170,6 +174,38 @@ def test_a_recurrent_policys_values_and_log_probs_leave_its_memory_as_it_is(load
     assert (policy.memory[0] == 0).all() and (memory[0] != 0).all()
     with pytest.raises(ValueError, match="remembers 5 envs, but this call has 1"):
         policy.value(ONE)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda policy: pickle.loads(pickle.dumps(policy))])
+def test_a_copied_or_pickled_policy_goes_on_like_the_original(load, copied):
+    policy = load(spaces.Box(-99, 99, (2,), np.float32), recurrent="gru", normalize_observations=True)
+    for variable in policy._agent.variables:  # as after training
+        variable.assign(variable + 0.05)
+    policy._return_scale = 2.5
+    policy(MANY)
+    twin = copied(policy)
+    assert_same(twin.value(MANY), policy.value(MANY))
+    for _ in range(2):
+        assert_same(twin(MANY, deterministic=False), policy(MANY, deterministic=False))
+
+
+class Opponent(CountingEnv):
+    """Observes the value that a policy assigns to its state."""
+
+    def __init__(self, policy):
+        super().__init__(0)
+        self._policy = policy
+
+    def _observe(self):
+        return np.array([0, 0, self._policy.value(ONE)])
+
+
+@pytest.mark.slow
+def test_functions_that_make_envs_may_capture_a_policy(load, capfd):
+    policy = load(spaces.Discrete(2))
+    with vecenv.AsyncVectorEnv([lambda: Opponent(policy)], num_workers=1) as envs:
+        assert envs.reset()[0][0, 2] == pytest.approx(policy.value(ONE), abs=1e-6)
+    assert capfd.readouterr().err == ""
 
 
 def test_invalid_actions_and_observations_are_errors(load):

@@ -482,6 +482,27 @@ def test_rewards_and_flags_may_have_any_dtype_that_can_represent_them(dtype):
     assert rewards.tolist() == terminated.tolist() == truncated.tolist() == wanted
 
 
+class Extreme(CountingVectorEnv):
+    """Observes numbers that float32 rounds to 0 and infinity; its rewards add up to infinity."""
+
+    def __init__(self, num_envs, autoreset_mode):
+        super().__init__(num_envs, autoreset_mode)
+        self.single_observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
+
+    def step(self, actions):
+        observations, _, *others = super().step(actions)
+        observations[:] = 1e-320, 1e300, 1
+        return observations, np.full(self.num_envs, 1e308), *others
+
+
+def test_a_script_that_lets_numpy_raise_does_not_affect_what_the_engine_computes():
+    with np.errstate(all="raise"), vecenv.SyncVectorEnv(batched(2, Extreme), autoreset_mode="SameStep") as envs:
+        envs.reset()
+        for _ in range(3):
+            observations, *_ = envs.step([0, 0])
+        assert observations.tolist() == [[0.0, np.inf, 1.0]] * 2 and envs.episode_returns.tolist() == [np.inf] * 2
+
+
 class Filling(CountingVectorEnv):
     """Writes its observations into `out`, and records the arrays that it received."""
 

@@ -41,7 +41,7 @@ def test_every_public_method_and_attribute_of_gymnasium_exists(name):
     assert missing <= {"parent_pipes", "error_queue"}  # details of Gymnasium's pipes
 
 
-def test_shared_memory_false_needs_no_dev_shm_and_returns_the_same(monkeypatch):
+def test_a_small_dev_shm_is_no_limit_and_shared_memory_false_does_not_use_it(monkeypatch):
     anonymous = vecenv.memory.block._anonymous
 
     def full(size, shared_memory):
@@ -52,8 +52,8 @@ def test_shared_memory_false_needs_no_dev_shm_and_returns_the_same(monkeypatch):
     fns = counting_fns(4)
     with vecenv.AsyncVectorEnv(fns) as one:
         monkeypatch.setattr(vecenv.memory.block, "_anonymous", full)
-        with pytest.raises(vecenv.SharedMemoryFull, match="shared_memory=False"):
-            vecenv.AsyncVectorEnv(fns)
+        with vecenv.AsyncVectorEnv(fns) as other:
+            assert other.reset(seed=1)[0].tolist() == [[0, 0, 0], [1, 0, 0], [2, 0, 0], [3, 0, 0]]
         with vecenv.AsyncVectorEnv(fns, shared_memory=False) as other:
             assert other.shared_memory is False
             assert_same(one.reset(seed=1), other.reset(seed=1))

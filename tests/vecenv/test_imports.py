@@ -21,7 +21,7 @@ ROOMS = {
     "memory": {"resources", "spaces", "errors"},
     "state": {"spaces", "errors", "memory"},
     "batched": set(),
-    "rows": {"batched", "spaces", "errors", "memory", "state"},
+    "rows": {"batched", "resources", "spaces", "errors", "memory", "state"},
     "workers": {"batched", "resources", "spaces", "errors", "memory", "rows"},
     "results": {"spaces", "memory", "rows"},
     "vector_env": {"batched", "spaces", "errors", "memory", "rows", "results", "state", "workers"},

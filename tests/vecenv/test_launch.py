@@ -223,12 +223,59 @@ def test_a_signal_to_the_process_group_leaves_no_process_and_no_temporary_files(
 
 
 @pytest.mark.parametrize("context", METHODS)
-def test_workers_go_on_after_signals_that_a_terminal_sends_to_all_its_processes(context):
-    """Under `nohup`, a lost terminal must not end the workers of a process that ignores SIGHUP."""
+def test_workers_go_on_after_signals_that_reach_all_processes_of_a_job(context):
+    """Otherwise, a parent that saves its work on SIGTERM or SIGUSR1 would lose the states of its envs."""
     with vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1, context=context) as envs:
         envs.reset()
-        for number in (signal.SIGINT, signal.SIGHUP):
+        for number in launch.JOB_SIGNALS:
             os.kill(envs.processes[0].pid, number)
+            envs.step([0, 0])
+
+
+@pytest.mark.parametrize("context", ["spawn", "forkserver", "fork"])
+def test_such_signals_do_not_end_workers_that_are_starting(context, monkeypatch):
+    start = launch.start_process
+
+    def start_and_signal(*args, **kwargs):
+        process = start(*args, **kwargs)
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            os.kill(process.pid, number)
+        return process
+
+    monkeypatch.setattr(launch, "start_process", start_and_signal)
+    with vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1, context=context) as envs:
+        envs.reset()
+
+
+def test_such_signals_end_neither_the_fork_server_nor_the_resource_tracker():
+    with vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1) as envs:
+        server = launch._server._process
+        for number in launch.JOB_SIGNALS:
+            server.send_signal(number)
+        envs.reset()
+    vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1).close()
+    assert launch._server._process is server and server.poll() is None
+    script = (
+        "import os, signal, time, vecenv\n"
+        "from multiprocessing import resource_tracker\n"
+        "from vecenv.workers import launch\n"
+        "launch._start_resource_tracker()\n"
+        "for number in launch.JOB_SIGNALS:\n"
+        "    os.kill(resource_tracker._resource_tracker._pid, number)\n"
+        "time.sleep(0.1)\n"
+        "launch._start_resource_tracker()\n"  # warns if it has to start another one
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("context", METHODS)
+def test_terminate_ends_a_worker(context):
+    """multiprocessing terminates and joins daemonic processes at exit, so a worker that went on would block it."""
+    with vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1, context=context) as envs:
+        envs.reset()
+        envs.processes[0].terminate()
+        with pytest.raises(vecenv.WorkerDied, match="SIGKILL"):
             envs.step([0, 0])
 
 
@@ -280,6 +327,41 @@ def test_workers_import_from_the_parents_current_folder(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", script], cwd="/", capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("(7,)\n", ""), done
+
+
+@pytest.mark.parametrize("context", ["forkserver", "spawn"])
+def test_workers_start_if_sys_path_or_sys_argv_holds_objects_that_are_not_strings(context, monkeypatch, tmp_path):
+    class Text(str):
+        __repr__ = None
+
+    monkeypatch.setattr(sys, "path", [tmp_path, b"/tmp", None, Text("/tmp"), *sys.path])
+    monkeypatch.setattr(sys, "argv", [tmp_path, lambda: None])
+    monkeypatch.setattr(launch, "_server", launch._ForkServer())
+    with vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1, context=context) as envs:
+        envs.reset()
+    launch._server.abandon()
+
+
+@pytest.mark.parametrize("context", METHODS)
+def test_a_dead_worker_is_an_error_for_a_script_that_sigpipe_would_end(context):
+    script = f"""
+import signal
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as scripts do whose output is piped to `head`
+import vecenv
+from tests.helpers import counting_fns
+
+with vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1, context={context!r}) as envs:
+    envs.reset()
+    assert envs.apply(lambda env: signal.getsignal(signal.SIGPIPE))[0] == signal.SIG_IGN
+    envs.processes[0].kill()
+    envs.processes[0].join()
+    try:
+        envs.step([0, 0])
+    except vecenv.WorkerDied:
+        print("died")
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "died\n", "")
 
 
 def test_a_process_that_exits_leaves_no_temporary_files(tmp_path):

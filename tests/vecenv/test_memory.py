@@ -6,6 +6,7 @@ import mmap
 import multiprocessing
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -15,11 +16,13 @@ import numpy as np
 import pytest
 
 import vecenv
+from tests.helpers import CountingEnv, counting_fns
 from tests.start_methods import METHODS
 from vecenv import SharedMemoryFull
 from vecenv.memory import block as memory
 from vecenv.memory import layout
 from vecenv.memory.block import Block
+from vecenv.results import ResultAssembler
 
 PLAN = layout.plan({("x",): (np.dtype(np.float64), ())}, num_slots=2, num_envs=4)
 
@@ -77,6 +80,44 @@ def test_too_much_shared_memory_is_an_error_with_advice_and_leaks_nothing(monkey
     assert caught.value.needed_bytes == 2**50
     del caught  # its traceback holds the segment
     assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+IN_A_SMALL_SHM = """
+import os
+from vecenv.memory.block import Block
+
+assert os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev/shm").f_frsize == 2**20
+block = Block.create(2**22)
+with open("/proc/self/maps") as maps:
+    assert any("memfd:vecenv" in line for line in maps)
+assert os.statvfs("/dev/shm").f_bfree == os.statvfs("/dev/shm").f_blocks  # nothing is left there
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has anonymous files in memory")
+def test_a_block_that_dev_shm_has_no_room_for_is_an_anonymous_file():
+    """Kubernetes limits /dev/shm to 64 MB."""
+    mount = [
+        "unshare",
+        "--mount",
+        "--map-root-user",
+        "sh",
+        "-c",
+        'mount -t tmpfs -o size=1M none /dev/shm && exec "$0" "$@"',
+    ]
+    if subprocess.run([*mount, "true"], capture_output=True).returncode:
+        pytest.skip("this process may not mount another /dev/shm")
+    done = subprocess.run([*mount, sys.executable, "-c", IN_A_SMALL_SHM], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("size", [2**40, 2**50])
+def test_a_block_of_unknown_limits_does_not_fall_back_to_an_anonymous_file(size, monkeypatch):
+    """Nothing would stop it from using up all memory."""
+    monkeypatch.setattr(memory, "memory_limits", list)
+    monkeypatch.setattr(os, "memfd_create", None)
+    with pytest.raises(SharedMemoryFull, match="in the shared memory in /dev/shm"):
+        Block.create(size)
 
 
 @pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="shared memory has a name while it is being created")
@@ -158,6 +199,90 @@ def test_memory_that_the_kernel_refuses_is_not_blamed_on_dev_shm(create, monkeyp
     with pytest.raises(SharedMemoryFull, match=r"need 0\.0 MiB.*Cannot allocate memory.*`ulimit -v`") as caught:
         create(100)
     assert "/dev/shm" not in str(caught.value)
+
+
+class Hungry(CountingEnv):
+    """Allocates 512 MiB in the given call, in a process that may not have them."""
+
+    def __init__(self, when):
+        super().__init__(0)
+        self._when = when
+        with open("/proc/self/statm") as file:
+            used = int(file.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, resource.getrlimit(resource.RLIMIT_AS)[1]))
+        self._allocate("construction")
+
+    def step(self, action):
+        self._allocate("step")
+        return super().step(action)
+
+    def answer(self):
+        return bytes(2**27)  # of which pickling makes a copy
+
+    def _allocate(self, now):
+        if now == self._when:
+            bytes(2**29)
+
+
+LIMIT = (
+    r"(?s)MemoryError.*ran out of memory: [\d,.]+ MiB are left of the address space of a process \(`ulimit -v` is \d+\)"
+)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not enforce this limit")
+@pytest.mark.parametrize("when", ["construction", "step", "answer"])
+def test_a_memory_error_in_a_worker_names_the_limit(when):
+    with (
+        pytest.raises(MemoryError, match=LIMIT),
+        vecenv.AsyncVectorEnv([lambda: Hungry(when)], num_workers=1, context="spawn") as envs,
+    ):
+        envs.reset()
+        envs.step([0])
+        envs.call("answer")
+
+
+@pytest.mark.parametrize("when", ["after_reset", "__init__"])
+def test_a_memory_error_in_the_parent_names_the_limit(when, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise MemoryError
+
+    monkeypatch.setattr(memory, "memory_limits", lambda: [(2**40, "the RAM")])
+    monkeypatch.setattr("vecenv.resources.memory_limits", lambda: [(2**40, "the RAM")])
+    monkeypatch.setattr(ResultAssembler, when, refuse)
+    with (
+        pytest.raises(SharedMemoryFull, match=r"1,048,576\.0 MiB are left of the RAM\. Lower num_envs") as caught,
+        vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1) as envs,
+    ):
+        envs.reset()
+    assert caught.value.limit == "the RAM"
+
+
+MESSAGES = """
+import resource
+import vecenv
+from tests.helpers import CountingEnv
+
+with vecenv.AsyncVectorEnv([lambda: CountingEnv(0)], num_workers=1) as envs:
+    envs.reset()
+    data = bytes(2**27)
+    with open("/proc/self/statm") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**26, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    for call in (
+        lambda: vecenv.AsyncVectorEnv([lambda data=data: CountingEnv(0)], num_workers=1),
+        lambda: envs.apply(lambda env: bytes(2**27)),
+    ):
+        try:
+            call()
+        except vecenv.SharedMemoryFull as error:
+            print("ulimit -v" in str(error))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not enforce this limit")
+def test_a_message_that_the_parent_has_no_memory_for_is_an_error_that_names_the_limit():
+    done = subprocess.run([sys.executable, "-c", MESSAGES], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "True\nTrue\n"), done.stderr
 
 
 class Narrow(gym.Env):

@@ -2,15 +2,21 @@
 
 import importlib
 import importlib.util
+import multiprocessing
 import runpy
+import subprocess
 import sys
+import threading
 import types
+from functools import partial
 
 import cloudpickle
 import gymnasium as gym
 import pytest
 
 import vecenv
+from tests.helpers import CountingEnv
+from tests.start_methods import METHODS
 
 SOURCE = """
 import threading
@@ -182,6 +188,49 @@ def test_envs_of_scripts_that_runpy_runs(name, tmp_path):
     assert runpy.run_path(str(script), run_name=name)["seen"] == (7, 7)
 
 
+NAMED = """
+import gymnasium as gym, numpy as np, vecenv
+from gymnasium.utils import RecordConstructorArgs
+
+class Env(gym.Env):
+    observation_space, action_space = gym.spaces.Box(-9, 9, (1,), np.float64), gym.spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None):
+        return np.full(1, 7.0), {{}}
+
+class Double(gym.ObservationWrapper, RecordConstructorArgs):
+    def __init__(self, env):
+        RecordConstructorArgs.__init__(self)
+        gym.ObservationWrapper.__init__(self, env)
+    def observation(self, observation):
+        return 2 * observation
+
+class Vector(gym.vector.SyncVectorEnv):
+    def __init__(self, num_envs):
+        super().__init__([lambda: Double(Env())] * num_envs)
+
+gym.register("Mine-v0", "__main__:Env", vector_entry_point="__main__:Vector")
+doubled = Double(gym.make("Mine-v0")).spec
+for make in (
+    lambda: vecenv.AsyncVectorEnv([lambda: gym.make("Mine-v0")], num_workers=1, context={context!r}),
+    lambda: vecenv.AsyncVectorEnv([lambda: gym.make("__main__:Mine-v0")], num_workers=1, context={context!r}),
+    lambda: vecenv.AsyncVectorEnv([lambda: gym.make(doubled)], num_workers=1, context={context!r}),
+    lambda: vecenv.make("Mine-v0", 1, num_workers=1, wrappers=["__main__:Double"]),
+    lambda: vecenv.make("Mine-v0", 1, num_workers=1),
+):
+    with make() as envs:
+        print(envs.reset()[0].item())
+"""
+
+
+@pytest.mark.parametrize("context", METHODS)
+def test_names_in_a_script_cross_in_specs_and_as_wrappers(context, tmp_path):
+    """As in notebooks; Gymnasium's AsyncVectorEnv forks on Linux, so its workers know the script's names."""
+    script = tmp_path / "script.py"
+    script.write_text(NAMED.format(context=context))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=90)
+    assert done.stdout.split() == ["7.0", "7.0", "14.0", "14.0", "14.0"], done.stderr
+
+
 def test_functions_and_exceptions_of_such_modules_cross_too(tmp_path):
     module = load(write(tmp_path))
     with vecenv.AsyncVectorEnv([module.Env] * 2, num_workers=1) as envs:
@@ -199,6 +248,65 @@ def test_an_env_that_cannot_be_pickled_by_value_is_an_error_that_names_the_cause
     assert "loaded_by_path" in caught.value.__notes__[0]
 
 
+class Simulator:
+    def __init__(self):
+        self.clients = {"a": [threading.Lock()]}
+
+    def make(self):
+        return CountingEnv(0)
+
+
+def capturing(simulator):
+    return lambda: CountingEnv(simulator is None)
+
+
+SIMULATOR = Simulator()
+CAPTURING = {
+    "a closure": (capturing(SIMULATOR), r"\(function capturing\.<locals>\.<lambda>\) > variable 'simulator' "),
+    "a global variable": (lambda: CountingEnv(SIMULATOR is None), r"\(function <lambda>\) > variable 'SIMULATOR' "),
+    "a default": (lambda simulator=SIMULATOR: CountingEnv(0), r"\(function <lambda>\) > default 0 "),
+    "partial": (partial(CountingEnv, length=SIMULATOR), r"\(partial\) > argument 'length' "),
+    "a method": (SIMULATOR.make, r"\(method Simulator\.make\) > object "),
+}
+
+
+@pytest.mark.parametrize(("env_fn", "way"), CAPTURING.values(), ids=CAPTURING)
+def test_a_function_that_captures_what_cannot_be_pickled_is_an_error_that_leads_to_it(env_fn, way):
+    way += r"\(Simulator\) > attribute 'clients' \(dict\) > key 'a' \(list\) > element 0 \(lock\) cannot be pickled"
+    with pytest.raises(TypeError, match=rf"^env_fns\[1\] {way} for the workers .*Create it inside the function"):
+        vecenv.AsyncVectorEnv([lambda: CountingEnv(0), env_fn], num_workers=1)
+    with (
+        pytest.raises(TypeError, match=r"^worker_init \(function .* > variable 'SIMULATOR' .*lock"),
+        vecenv.AsyncVectorEnv([lambda: CountingEnv(0)], num_workers=1, worker_init=lambda: SIMULATOR),
+    ):
+        pass
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="this system cannot fork")
+def test_a_forked_worker_inherits_functions_and_specs_without_pickling_them():
+    gym.register("Capturing-v0", capturing(SIMULATOR))
+    fns = [capturing(SIMULATOR), lambda: gym.make("Capturing-v0", disable_env_checker=True)]
+    with vecenv.AsyncVectorEnv(fns, num_workers=2, context="fork", on_worker_death="restart") as envs:
+        envs.reset()
+        envs.processes[0].kill()
+        with pytest.warns(UserWarning, match="restarted"):
+            envs.step([0, 0])
+
+
+def test_an_id_whose_spec_cannot_be_pickled_is_an_error_that_says_why():
+    gym.register("Capturing-v0", capturing(SIMULATOR))
+    assert first_observation(lambda: CountingEnv(3)) == 3  # such a spec does not matter to other envs
+    with pytest.raises(vecenv.VecEnvError, match=r"the spec of 'Capturing-v0' .* > variable 'simulator' .*lock"):
+        vecenv.AsyncVectorEnv([lambda: gym.make("Capturing-v0", disable_env_checker=True)], num_workers=1)
+
+
+def test_arguments_that_cannot_be_pickled_are_an_error_that_leads_to_them():
+    with vecenv.AsyncVectorEnv([lambda: CountingEnv(0)], num_workers=1) as envs:
+        with pytest.raises(TypeError, match=r"ResetCommand.* > key 'simulator' \(Simulator\) > .*lock"):
+            envs.reset(options={"simulator": SIMULATOR})
+        envs.reset()
+
+
 def test_a_worker_that_misses_a_module_of_the_parent_is_an_error_that_names_the_file(tmp_path):
     module = load(write(tmp_path))
     with vecenv.AsyncVectorEnv([module.Env], num_workers=1) as envs:
@@ -209,7 +317,6 @@ def test_a_worker_that_misses_a_module_of_the_parent_is_an_error_that_names_the_
 
 def test_modules_that_workers_can_import_are_sent_by_name():
     """Their classes keep their identity, and their sources may hold what cannot be pickled."""
-    from tests.helpers import CountingEnv
     from vecenv.workers.pickling import dumps
 
     assert len(dumps([CountingEnv, gym.make, pytest.raises, importlib.import_module, types.SimpleNamespace])) < 500

@@ -1,5 +1,6 @@
 """Tests of vecenv/rows/env_rows.py and checks.py: stepping, autoreset, and invalid results of envs."""
 
+import warnings
 from decimal import Decimal
 from fractions import Fraction
 
@@ -197,6 +198,37 @@ def test_a_final_observation_must_be_finite_too():
     envs.step([0, 0])
     with pytest.raises(ValueError, match="final_observation of env 1 is not finite"):
         envs.step([0, 0])
+
+
+class Extreme(CountingEnv):
+    """Observes numbers that float32 rounds to 0 and infinity; its rewards and infos add up to infinity, then to NaN."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    rewards = (1e308, 1e308, -np.inf)
+
+    def _observe(self):
+        return np.array([1e-320, 1e300, self.steps])
+
+    def step(self, action):
+        observation, _, *others, _ = super().step(action)
+        reward = self.rewards[self.steps - 1]
+        return observation, reward, *others, {"cost": reward}
+
+
+@pytest.mark.parametrize("raises", ["np.seterr", "warnings"])
+def test_a_script_that_lets_numpy_raise_does_not_affect_what_the_engine_computes(raises):
+    with (
+        np.errstate(all="raise" if raises == "np.seterr" else "warn"),
+        warnings.catch_warnings(action="error"),
+        vecenv.SyncVectorEnv([lambda: Extreme(0)] * 2, autoreset_mode="SameStep", info_keys=["cost:sum"]) as envs,
+    ):
+        envs.reset()
+        for total in (1e308, np.inf, np.nan):
+            observations, *_, infos = envs.step([0, 0])
+            np.testing.assert_array_equal(envs.episode_returns, [total] * 2)
+            assert observations[:, :2].tolist() == [[0.0, np.inf]] * 2
+        assert infos["final_obs"][0].tolist() == [0.0, np.inf, 3.0]
+        assert np.isnan(envs.episode_infos["cost:sum"]).all()
 
 
 def test_different_spaces_raise_gymnasiums_error_which_names_the_env():

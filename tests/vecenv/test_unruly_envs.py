@@ -10,6 +10,7 @@ import sys
 import threading
 import warnings
 from functools import partial
+from pathlib import Path
 from unittest import mock
 
 import gymnasium as gym
@@ -18,9 +19,11 @@ import pytest
 from gymnasium import spaces
 
 import vecenv
-from tests.helpers import CountingEnv, FaultyEnv, before_each_message, counting_fns, process_exists
+from tests.helpers import CountingEnv, FaultyEnv, before_each_message, counting_fns, process_exists, wait_for_end
 from tests.start_methods import METHODS
 from vecenv.workers import pipes
+
+ROOT = Path(__file__).parents[2]
 
 
 class UnrulyEnv(CountingEnv):
@@ -58,6 +61,136 @@ def test_unruly_envs_step_like_any_other_env(method, tmp_path, capfd):
         assert set(envs.call("where")) == {str(tmp_path)} and os.getcwd() == here
     if method != "forkserver":  # its workers write to the output that the fork server had at its start
         assert "stepped 2" in capfd.readouterr().out
+
+
+def answer(pipe):
+    while True:
+        pipe.send(pipe.recv() + 1)
+
+
+class ParallelEnv(CountingEnv):
+    """Asks a process of its own for its rewards, and ends it with SIGTERM."""
+
+    def __init__(self, index):
+        super().__init__(index)
+        self.pipe, theirs = multiprocessing.Pipe()
+        self.process = multiprocessing.Process(target=answer, args=(theirs,))
+        self.process.start()
+
+    def step(self, action):
+        observation, _, *others = super().step(action)
+        self.pipe.send(self.steps)
+        return observation, self.pipe.recv(), *others
+
+    def pid(self):
+        return self.process.pid
+
+    def close(self):
+        self.process.terminate()
+        self.process.join()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("daemon", [True, False])
+def test_envs_may_start_processes_of_multiprocessing_and_terminate_them(method, daemon):
+    """Even if these were forked: they do not ignore SIGTERM as workers do."""
+    fns = [lambda i=i: ParallelEnv(i) for i in range(2)]
+    with vecenv.AsyncVectorEnv(fns, num_workers=1, context=method, daemon=daemon) as envs:
+        envs.reset()
+        assert envs.step([0, 0])[1].tolist() == [2.0, 2.0]
+        pids = envs.call("pid")
+    assert not any(process_exists(pid) for pid in pids)
+
+
+@pytest.mark.usefixtures("by_reference")
+@pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
+def test_envs_may_choose_the_start_method_of_their_processes(method):
+    def squares(env):
+        with multiprocessing.get_context(method).Pool(1) as pool:
+            return pool.map(abs, [-1, 2])
+
+    with vecenv.AsyncVectorEnv(counting_fns(1), num_workers=1) as envs:
+        assert envs.apply(squares) == [[1, 2]]
+
+
+ORPHANS = """
+import os, signal, sys
+import vecenv
+from tests.vecenv.test_unruly_envs import ParallelEnv
+
+class Stuck(ParallelEnv):
+    def close(self):
+        pass  # so that multiprocessing waits for the process forever
+
+envs = vecenv.AsyncVectorEnv([lambda: Stuck(0)], num_workers=1, context={context!r})
+print(*envs.call("pid"), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("context", METHODS)
+def test_processes_of_envs_do_not_outlive_a_killed_parent(context):
+    done = subprocess.run([sys.executable, "-c", ORPHANS.format(context=context)], stdout=subprocess.PIPE, timeout=60)
+    wait_for_end([int(done.stdout)])
+
+
+LOGGING = """
+import logging, logging.handlers, sys
+import vecenv
+from tests.helpers import CountingEnv
+
+{configuration}
+
+class Logging(CountingEnv):
+    def step(self, action):
+        logging.getLogger("robot").info("moved")
+        logging.getLogger("robot").debug("details")
+        logging.getLogger("chatty").info("chatter")
+        return super().step(action)
+
+with vecenv.AsyncVectorEnv([lambda: Logging(0)], num_workers=1, context={context!r}) as envs:
+    envs.reset()
+    envs.step([0])
+"""
+CONFIGURATIONS = {
+    "basicConfig": ("logging.basicConfig(level='INFO')", "INFO:robot:moved\n"),
+    "stdout": ("logging.basicConfig(level='DEBUG', stream=sys.stdout, format='%(message)s')", "moved\ndetails\n"),
+    "file": (
+        "logging.basicConfig(level='INFO', handlers=[logging.handlers.RotatingFileHandler(sys.argv[1])])",
+        "INFO:robot:moved\n",
+    ),
+    "named logger": (
+        "robot = logging.getLogger('robot')\nrobot.setLevel('INFO')\nrobot.addHandler(logging.StreamHandler())",
+        "moved\n",
+    ),
+    "own handler and format": (
+        "class Own(logging.Handler):\n    emit = print\nclass Format(logging.Formatter):\n"
+        "    def format(self, record):\n        return 'own ' + record.getMessage()\n"
+        "handler = Own()\nhandler.setFormatter(Format())\nlogging.basicConfig(level='INFO', handlers=[handler])",
+        "own moved\n",
+    ),
+    "level of a handler, and a filter that cannot be pickled": (
+        "import threading\nhandler = logging.StreamHandler()\nhandler.setLevel('INFO')\n"
+        "handler.addFilter(lambda record, lock=threading.Lock(): True)\n"
+        "logging.basicConfig(level='DEBUG', handlers=[handler])",
+        "INFO:robot:moved\n",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("configuration", "logged", "context"),
+    [
+        *(pytest.param(*each, "forkserver", id=name) for name, each in CONFIGURATIONS.items()),
+        pytest.param(*CONFIGURATIONS["basicConfig"], "fork", id="fork"),
+    ],
+)
+def test_messages_that_envs_log_go_where_the_script_sends_its_own(configuration, logged, context, tmp_path):
+    file = tmp_path / "log"
+    configuration += "\nlogging.getLogger('chatty').setLevel('WARNING')"
+    script = LOGGING.format(configuration=configuration, context=context)
+    done = subprocess.run([sys.executable, "-c", script, file], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout + done.stderr + (file.read_text() if file.exists() else "") == logged
 
 
 class Unpicklable(Exception):

@@ -1,9 +1,9 @@
 """Block: memory that several processes share, or that is private to one process.
 
-On Linux, a block is a file in /dev/shm (in memory with `shared_memory=False`) that never has a name. Processes pass its
-file descriptor. No matter which process dies, and when, nothing remains, and the kernel frees the memory when the last
-process closes it. Other systems use a `multiprocessing.shared_memory` segment, whose name is removed within about 50
-us; a process that is killed during this time leaks the segment.
+On Linux, a block is a file that never has a name: in /dev/shm, or in memory if that is too small or with
+`shared_memory=False`. Processes pass its file descriptor. No matter which process dies, and when, nothing remains, and
+the kernel frees the memory when the last process closes it. Other systems use a `multiprocessing.shared_memory`
+segment, whose name is removed within about 50 us; a process that is killed during this time leaks the segment.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 
 from vecenv.errors import SharedMemoryFull
 from vecenv.memory.layout import ALIGNMENT, Layout
-from vecenv.resources import address_space, memory_limits
+from vecenv.resources import address_space, memory_limits, tightest_limit
 from vecenv.spaces import Path
 
 SHM = "the shared memory in /dev/shm"
@@ -48,20 +48,20 @@ class Block:
     def create(cls, size: int, *, shared_memory: bool = True) -> Block:
         """Creates `size` bytes of shared memory that this process owns and other processes can attach.
 
-        It is in `/dev/shm`, which containers often limit to 64 MB, or with `shared_memory=False`, where the system
-        supports it, in an anonymous file in memory.
+        It is in `/dev/shm` if there is room; containers often limit it to 64 MB. Otherwise, and with
+        `shared_memory=False`, it is an anonymous file in memory, where the system supports this.
 
         Raises:
             SharedMemoryFull: If the system does not have enough memory. All pages are claimed here, because SIGBUS
                 kills a process that touches a page for which there is no memory.
         """
-        size = max(size, 1)
-        _check_room(size, memory_limits())
+        size, limits = max(size, 1), memory_limits()
+        _check_room(size, limits)
+        # An anonymous file may use up all memory, so its size must have been checked.
+        falls_back = shared_memory and bool(limits) and hasattr(os, "memfd_create")
         try:
-            descriptor = _anonymous(size, shared_memory)
+            descriptor = _claimed(size, shared_memory, falls_back)
             try:
-                if hasattr(os, "posix_fallocate"):
-                    os.posix_fallocate(descriptor, 0, size)
                 return cls(_filled(mmap.mmap(descriptor, size)), descriptor=descriptor)
             except BaseException:
                 os.close(descriptor)
@@ -69,7 +69,7 @@ class Block:
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):  # "Too many open files": memory is not the problem
                 raise
-            raise _refused(size, error, in_shm=shared_memory) from error
+            raise _refused(size, error, in_shm=shared_memory and not falls_back) from error
 
     @classmethod
     def private(cls, size: int) -> Block:
@@ -143,6 +143,35 @@ def blocking_socket(connection: Connection) -> socket.socket:
     pipe = socket.socket(fileno=os.dup(connection.fileno()))
     pipe.settimeout(None)
     return pipe
+
+
+def out_of_memory(error: MemoryError) -> SharedMemoryFull:
+    """Returns an error that names the limit, for an allocation that failed in the vector env itself."""
+    if isinstance(error, SharedMemoryFull):
+        return error
+    message = f"{tightest_limit()} Lower num_envs or num_slots, or raise the limit. ({type(error).__name__}: {error})"
+    left, limit = min(memory_limits(), default=(None, None))
+    return SharedMemoryFull(message, available_bytes=left, limit=limit)
+
+
+def _claimed(size: int, shared_memory: bool, falls_back: bool) -> int:
+    """Returns the descriptor of a file without a name, all of whose pages are claimed.
+
+    With `falls_back`, a file that /dev/shm has no room for, or cannot hold, is an anonymous one in memory.
+    """
+    try:
+        descriptor = _anonymous(size, shared_memory)
+        try:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(descriptor, 0, size)
+        except BaseException:
+            os.close(descriptor)
+            raise
+    except OSError:
+        if not falls_back:
+            raise
+        return _claimed(size, shared_memory=False, falls_back=False)
+    return descriptor
 
 
 def _anonymous(size: int, shared_memory: bool) -> int:

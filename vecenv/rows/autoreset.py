@@ -78,10 +78,10 @@ class Episodes:
             ended: Rows whose episode ended and whose next episode began, both in this step.
         """
         if isinstance(rows, slice):
-            self._returns += columns.rewards
+            self._returns = _sums(self._returns, columns.rewards)
             self._lengths += self._ones
         else:
-            self._returns[rows] += columns.rewards[rows]
+            self._returns[rows] = _sums(self._returns[rows], columns.rewards[rows])
             self._lengths[rows] += 1
         if len(began):
             self._clear_totals(began)
@@ -102,7 +102,7 @@ class Episodes:
 
     def add_info(self, key: str, rows: Any, values: Any) -> None:
         """Adds the values of an info in these rows, which have just been stepped."""
-        self.infos[key][rows, 0] += values
+        self.infos[key][rows, 0] = _sums(self.infos[key][rows, 0], values)
         self.infos[key][rows, 1] += 1
 
     def write_infos(self, columns: Sequence[tuple[str, str, np.ndarray]], rows: Numbers | slice) -> None:
@@ -132,3 +132,12 @@ class Episodes:
         self._returns[rows], self._lengths[rows] = 0.0, 0
         for values in self.infos.values():
             values[rows] = 0.0
+
+
+def _sums(left: Any, right: Any) -> Any:
+    """Returns `left + right`, even if numpy raises on an overflow or on inf - inf, as `np.seterr` lets it."""
+    try:
+        return left + right
+    except (FloatingPointError, RuntimeWarning):
+        with np.errstate(all="ignore"):
+            return left + right

@@ -214,7 +214,8 @@ class BatchRows(Rows):
                     f"{column.shape}: fix its reset() and step()"
                 )
             given = np.asarray(values)[rows]
-            column[rows] = fitted(given, column.dtype, given.shape, name, type(self._env).__name__)
+            with np.errstate(all="ignore"):  # values may be rounded to 0 or inf
+                column[rows] = fitted(given, column.dtype, given.shape, name, type(self._env).__name__)
 
     def _write_finals(self, at: _BatchSlot, infos: dict[str, Any], ended: np.ndarray) -> None:
         if not len(ended):
@@ -229,7 +230,8 @@ class BatchRows(Rows):
             column, name = at.views[(layout.FINAL_OBSERVATION, *path)], tree.name_of("final observation", path)
             for row in ended.tolist():
                 value = tree.pick(finals[row], path)
-                column[row] = fitted(value, column.dtype, column.shape[1:], name, self._who(row))
+                with np.errstate(all="ignore"):
+                    column[row] = fitted(value, column.dtype, column.shape[1:], name, self._who(row))
 
     def _write_episode_infos(
         self, at: _BatchSlot, infos: dict[str, Any], stepped: np.ndarray, over: np.ndarray

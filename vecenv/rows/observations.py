@@ -97,7 +97,11 @@ def _row_writer(space: gym.Space, array: np.ndarray, path: Path, names: Sequence
         # Without this check, numpy would silently broadcast a value of shape (1,) over the row.
         if type(value) is not ndarray or value.dtype is not dtype or value.shape != shape:
             value = fitted(value, dtype, shape, tree.name_of("observation", path), names[i])
-        rows[i][...] = value
+        try:
+            rows[i][...] = value
+        except (FloatingPointError, RuntimeWarning):  # a value that is rounded to 0 or inf, after `np.seterr`
+            with np.errstate(all="ignore"):
+                rows[i][...] = value
 
     return write
 

@@ -12,6 +12,7 @@ import numpy as np
 from vecenv import spaces as tree
 from vecenv.errors import EnvError
 from vecenv.memory import layout
+from vecenv.resources import tightest_limit
 from vecenv.rows import episode_infos
 from vecenv.rows.actions import unbounded
 from vecenv.rows.autoreset import Columns, Episodes
@@ -179,6 +180,8 @@ class Rows(ABC):
             )
             raise end from error
         error.add_note(who)
+        if isinstance(error, MemoryError):
+            error.add_note(tightest_limit())
 
     def _who(self, row: int | None) -> str:
         if row is not None:

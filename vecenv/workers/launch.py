@@ -49,7 +49,19 @@ from vecenv.errors import VecEnvError
 MPI_PREFIXES = ("OMPI_", "PMI_")  # this process may belong to an MPI job, but its workers do not
 ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS", "NUMEXPR")}
 
+JOB_SIGNALS = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGXCPU,
+)
+"""Signals that terminals and schedulers send to all processes of a job. Workers leave it to their parent to respond."""
+
 ORPHAN_GRACE_S = 2.0  # time for envs to finish a step and close after the parent is gone
+END_S = 0.5  # time for workers to end by themselves after the grace, before the fork server and the kernel end them
 REPEATED_S = 0.1  # a signal that comes later counts as repeated; `timeout` sends each signal twice within this time
 
 _close_fds: Callable[..., None] = util.close_fds  # type: ignore[attr-defined]
@@ -89,7 +101,7 @@ def start_process(
     """
     _start_resource_tracker()
     started = WorkerProcess(target=target, args=arguments, name=name, daemon=daemon)
-    started._start_method = method
+    started.launcher = _LAUNCHERS[method]
     started.start()
     _started.add(started)
     return started
@@ -102,7 +114,7 @@ def start_fork_server() -> None:
 
 @contextlib.contextmanager
 def interrupts_deferred() -> Iterator[None]:
-    """Defers SIGINT and SIGTERM to the end of the block; a repeated signal is handled at once.
+    """Defers `JOB_SIGNALS` to the end of the block; a repeated signal is handled at once.
 
     An exception between the start of a process and the assignment of its handle would leave a zombie.
     """
@@ -118,7 +130,7 @@ def interrupts_deferred() -> Iterator[None]:
             handlers[number](number, frame)
 
     try:
-        for number in map(int, (signal.SIGINT, signal.SIGTERM)):
+        for number in map(int, JOB_SIGNALS):
             if callable(handler := signal.getsignal(number)):
                 handlers[number] = handler  # Order: the entry exists before `note` can look it up
                 signal.signal(number, note)
@@ -130,6 +142,16 @@ def interrupts_deferred() -> Iterator[None]:
             os.kill(os.getpid(), number)
         for number in list(arrived)[:1]:
             handlers[number](number, None)
+
+
+@contextlib.contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Blocks `JOB_SIGNALS` in this thread, and in the processes that it starts until they unblock them."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, JOB_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _forget_processes() -> None:
@@ -187,16 +209,15 @@ class _ForkServer(forkserver.ForkServer):
             ends, alive = os.pipe()
             try:
                 # sys.path is set first, because the current folder may hold modules that shadow the standard library.
-                # Signals reach the whole process group, but the server must outlive its workers.
                 code = (
-                    f"import sys; sys.path[:] = {import_path()!r}; import signal; "
-                    "[signal.signal(n, signal.SIG_IGN) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]; "
+                    f"import sys; sys.path[:] = {import_path()!r}; "
                     "from vecenv.workers.launch import run_forkserver; "
                     f"run_forkserver({listener.fileno()}, {ends}, {folder!r})"
                 )
                 flags = util._args_from_interpreter_flags()  # type: ignore[attr-defined]
                 command, ours = [spawn.get_executable(), *flags, "-c", code], (listener.fileno(), ends)
-                server = subprocess.Popen(command, env=environment(), pass_fds=ours, stdin=subprocess.DEVNULL)
+                with _signals_blocked():  # for good: the server must outlive its workers
+                    server = subprocess.Popen(command, env=environment(), pass_fds=ours, stdin=subprocess.DEVNULL)
             finally:
                 os.close(ends)
             if_it_fails.pop_all()
@@ -207,7 +228,14 @@ class _ForkServer(forkserver.ForkServer):
         self._at_exit = util.Finalize(None, _leave, args=(server, folder), exitpriority=-100)
 
 
-class _ForkServerPopen(popen_forkserver.Popen):
+class _Killed(popen_fork.Popen):
+    """A process that `terminate` kills, because workers ignore SIGTERM. multiprocessing calls it at exit, too."""
+
+    def terminate(self) -> None:
+        self.kill()
+
+
+class _ForkServerPopen(_Killed, popen_forkserver.Popen):
     """A process that the fork server forks."""
 
     _fds: list[int]
@@ -222,7 +250,7 @@ class _ForkServerPopen(popen_forkserver.Popen):
         self.pid = forkserver.read_signed(self.sentinel)
 
 
-class _SpawnPopen(popen_spawn_posix.Popen):
+class _SpawnPopen(_Killed, popen_spawn_posix.Popen):
     """A process in a new interpreter."""
 
     _fds: list[int]
@@ -239,7 +267,8 @@ class _SpawnPopen(popen_spawn_posix.Popen):
             if "-c" in command:  # a frozen program has no such argument
                 code = command.index("-c") + 1
                 command[code] = f"import sys; sys.path[:] = {import_path()!r}; {command[code]}"
-            self._process = subprocess.Popen(command, env=environment(), pass_fds=(*self._fds, reading, theirs))
+            with _signals_blocked():
+                self._process = subprocess.Popen(command, env=environment(), pass_fds=(*self._fds, reading, theirs))
         finally:
             os.close(reading)
             os.close(theirs)
@@ -254,20 +283,29 @@ class _SpawnPopen(popen_spawn_posix.Popen):
         return self.returncode
 
 
-class WorkerProcess(BaseProcess):
-    """A process that the launcher of its start method starts."""
+class _ForkPopen(_Killed):
+    """A fork of this process."""
 
-    _start_method: str  # multiprocessing makes it the default of processes that an env starts
+    def _launch(self, process_obj: Any) -> None:
+        with _signals_blocked():
+            super()._launch(process_obj)  # type: ignore[misc]  # typeshed lacks it
+
+
+class WorkerProcess(BaseProcess):
+    """A process that its launcher starts."""
+
+    launcher: Callable[[Any], Any]
+    _start_method = None  # the processes that an env starts use multiprocessing's default method
 
     @staticmethod
     def _Popen(process_obj: Any) -> Any:
-        return _LAUNCHERS[process_obj._start_method](process_obj)
+        return process_obj.launcher(process_obj)
 
 
 _LAUNCHERS: dict[str, Callable[[Any], Any]] = {
     "forkserver": _ForkServerPopen,
     "spawn": _SpawnPopen,
-    "fork": popen_fork.Popen,
+    "fork": _ForkPopen,
 }
 _server = _ForkServer()
 
@@ -278,10 +316,10 @@ def run_forkserver(listener: int, alive: int, folder: str) -> None:
         forkserver.main(listener, alive, ["vecenv.workers.worker"])
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        # SIGALRM ends this process if workers still run after the grace, and the kernel then kills them, see worker.py.
+        # SIGALRM ends this process if workers still run after their grace. The kernel then kills them, see worker.py.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
-        signal.setitimer(signal.ITIMER_REAL, ORPHAN_GRACE_S)
+        signal.setitimer(signal.ITIMER_REAL, ORPHAN_GRACE_S + END_S)
         with contextlib.suppress(ChildProcessError):  # none is left
             while True:
                 os.waitpid(-1, 0)
@@ -313,7 +351,8 @@ def import_path() -> list[str]:
 
     The folders of modules that this process has imported with an earlier `sys.path` or current folder follow.
     """
-    path = dict.fromkeys(entry or _current_folder() or "" for entry in sys.path)
+    # Python's import system ignores entries that are not strings, such as `Path` objects.
+    path = dict.fromkeys(str(entry or _current_folder() or "") for entry in sys.path if isinstance(entry, str))
     for name, module in list(sys.modules.items()):
         file = vars(module).get("__file__") if isinstance(module, ModuleType) else None
         if isinstance(file, str) and "." not in name:
@@ -332,12 +371,9 @@ def _current_folder() -> str | None:
 
 
 def _start_resource_tracker() -> None:
-    """Starts multiprocessing's resource tracker without the side effect of unblocking SIGINT and SIGTERM."""
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    try:
+    """Starts multiprocessing's resource tracker, which by itself ignores only SIGINT and SIGTERM."""
+    with _signals_blocked():  # also undoes its side effect of unblocking these two in this thread
         resource_tracker.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _pickled(popen: Any, process_obj: Any) -> memoryview:
@@ -349,7 +385,7 @@ def _pickled(popen: Any, process_obj: Any) -> memoryview:
         "name": process_obj.name,
         "authkey": process.current_process().authkey,
         "sys_path": import_path(),
-        "sys_argv": sys.argv,
+        "sys_argv": list(map(str, sys.argv)),
         "orig_dir": process.ORIGINAL_DIR,  # type: ignore[attr-defined]
         "dir": _current_folder(),
     }

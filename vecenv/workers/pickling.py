@@ -2,23 +2,28 @@
 
 cloudpickle pickles classes and functions of imported modules by reference, which is their name. A worker cannot follow
 this reference if the module was loaded by `importlib.util.spec_from_file_location`, `runpy` or `types.ModuleType`, or
-if its name now leads to a different file. Such modules are pickled by value, like `__main__`.
+if its name now leads to a different file. Such modules are pickled by value, like `__main__`, and so is what specs of
+registered envs name.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import io
 import os
 import sys
 import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.machinery import PathFinder
-from types import FunctionType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import cloudpickle
-from gymnasium.envs.registration import EnvSpec, load_env_creator
+from gymnasium.envs.registration import EnvSpec, WrapperSpec, load_env_creator
 
+from vecenv.memory.block import out_of_memory
 from vecenv.workers.launch import import_path
 
 _KNOWN = ("__main__", "builtins", "gymnasium", "numpy", "vecenv")  # cloudpickle itself pickles __main__ by value
@@ -34,12 +39,37 @@ def _forget_lock() -> None:
 os.register_at_fork(after_in_child=_forget_lock)  # another thread may have held it during the fork
 
 
-def dumps(value: Any) -> bytes:
+def dumps(value: Any, remedy: str = "Pass only what can be pickled.", parts: Mapping[str, Any] | None = None) -> bytes:
     """Returns a pickle of a value that workers can load.
 
     Raises:
-        Exception: Whatever pickling raises, with a note that names the modules that had to be pickled by value.
+        TypeError: If the value cannot be pickled. The message leads to the object that is to blame, from one of the
+            `parts` of the value, by name, and ends with the `remedy`. A note names the modules that had to be pickled
+            by value.
+        SharedMemoryFull: If there is no memory for the pickle.
     """
+    try:
+        return _dumps(value)
+    except MemoryError as error:
+        raise out_of_memory(error) from error
+    except Exception as error:
+        chain = _chain(parts or {"the value": value})
+        told = TypeError(f"{chain} cannot be pickled for the workers ({type(error).__name__}: {error}). {remedy}")
+        for note in getattr(error, "__notes__", ()):
+            told.add_note(note)
+        raise told from error
+
+
+def picklable(value: Any) -> bool:
+    """Returns whether a value can be pickled."""
+    try:
+        _dumps(value)
+    except Exception:
+        return False
+    return True
+
+
+def _dumps(value: Any) -> bytes:
     stream = io.BytesIO()
     pickler = _Pickler(stream)
     with _lock:
@@ -59,6 +89,47 @@ def dumps(value: Any) -> bytes:
     return stream.getvalue()
 
 
+def _chain(parts: Mapping[str, Any]) -> str:
+    """Returns the way to an object that cannot be pickled: "env_fns[0] (function make) > variable 'lock' (lock)"."""
+    steps: list[str] = []
+    seen: set[int] = set()
+    while found := next(((k, v) for k, v in parts.items() if id(v) not in seen and not picklable(v)), None):
+        name, value = found
+        seen.add(id(value))
+        own = getattr(value, "__qualname__", None) if isinstance(value, type | FunctionType | MethodType) else None
+        kind = "class" if isinstance(value, type) else type(value).__name__
+        steps.append(f"{name} ({kind} {own})" if own else f"{name} ({kind})")
+        parts = _parts(value)
+    return " > ".join(steps) or next(iter(parts), "the value")
+
+
+def _parts(value: Any) -> dict[str, Any]:
+    """Returns what is pickled together with an object, by name."""
+    match value:
+        case FunctionType():
+            try:
+                used = inspect.getclosurevars(value)
+            except ValueError:  # a variable that has no value yet
+                return {}
+            named = {**used.globals, **used.nonlocals}
+            defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+            return {
+                **{f"variable {name!r}": each for name, each in named.items()},
+                **{f"default {i}": each for i, each in enumerate(defaults)},
+            }
+        case MethodType():
+            return {"object": value.__self__}
+        case functools.partial():
+            named = {**{f"{i}": each for i, each in enumerate(value.args)}, **value.keywords}
+            return {"function": value.func, **{f"argument {name!r}": each for name, each in named.items()}}
+        case dict():
+            return {f"key {key!r}": each for key, each in value.items()}
+        case list() | tuple() | set() | frozenset():
+            fields = getattr(value, "_fields", None)
+            return {f"element {i if fields is None else fields[i]}": each for i, each in enumerate(value)}
+    return {f"attribute {name!r}": each for name, each in getattr(value, "__dict__", {}).items()}
+
+
 class _Pickler(cloudpickle.Pickler):
     """Pickles by value what is defined in modules that workers cannot import."""
 
@@ -75,6 +146,10 @@ class _Pickler(cloudpickle.Pickler):
             if not self._workers_can_import(name) and (module := sys.modules[name]).__name__ not in registered:
                 cloudpickle.register_pickle_by_value(module)
                 self.by_value.append(module)
+        elif isinstance(obj, EnvSpec | WrapperSpec) and (names := _names_in_main(obj)):
+            reduced: Any = obj.__reduce_ex__(4)
+            make, arguments, *state = reduced
+            return _with_names_in_main, (names, make, arguments), *state
         elif isinstance(obj, EnvSpec):  # its entry points name modules, which gymnasium.make would import
             creators: dict[str, Any] = {
                 name: load_env_creator(entry)
@@ -110,3 +185,17 @@ class _Pickler(cloudpickle.Pickler):
             return bool(package) and file is None
         files = [os.path.realpath(each) for each in (file, found.origin) if each and each.endswith(".py")]
         return len(files) < 2 or files[0] == files[1]
+
+
+def _names_in_main(spec: EnvSpec | WrapperSpec) -> dict[str, Any]:
+    """Returns the names in `__main__` that a spec refers to, such as "__main__:Env", and what they name."""
+    entries = [getattr(spec, name, None) for name in ("entry_point", "vector_entry_point")]
+    names = [entry.partition(":")[2] for entry in entries if isinstance(entry, str) and entry.startswith("__main__:")]
+    main = vars(sys.modules["__main__"])
+    return {name: main[name] for name in names if name in main}
+
+
+def _with_names_in_main(names: Mapping[str, Any], make: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+    """Returns `make(*arguments)`, an object that refers to these names in the `__main__` of this process."""
+    vars(sys.modules["__main__"]).update(names)
+    return make(*arguments)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
-from vecenv.memory.block import blocking_socket
+from vecenv.memory.block import blocking_socket, out_of_memory
 from vecenv.workers.protocol import FRAME, HEADER_SIZE, REPLIES, Message
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 _FRAME_SIZE, _unpack = FRAME.size, FRAME.unpack
 _CHUNK = 1 << 20  # maximum number of bytes that one system call reads
-_AT_ONCE = socket.MSG_DONTWAIT
+# A dead worker is an error even in a process in which SIGPIPE has its default action, which is to end the process.
+_AT_ONCE = socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0)
 
 SLICE_S = 1.0  # longest wait before a deadline reads the clock again
 LATE_S = 0.5  # if the clock is read later than this, this process was suspended
@@ -130,6 +131,7 @@ class Channel:
 
         Raises:
             BadFrame: If the bytes in the pipe are not a reply.
+            SharedMemoryFull: If there is no memory for the message.
         """
         if self._body is None:
             try:
@@ -149,7 +151,10 @@ class Channel:
             if length == HEADER_SIZE:
                 return kind, slot, None
             self._kind_and_slot, self._missing = (kind, slot), length - HEADER_SIZE
-            self._body = bytearray(self._missing)
+            try:
+                self._body = bytearray(self._missing)
+            except MemoryError as error:
+                raise out_of_memory(error) from error
         return self._take_body(self._body)
 
     def _take_body(self, body: bytearray) -> Message | None:

@@ -25,6 +25,7 @@ from vecenv.rows.protocol import EnvDescription, RowsOptions, StepObjects, combi
 from vecenv.workers import processes
 from vecenv.workers.cuts import CutEpisodes
 from vecenv.workers.launch import check_not_daemonic, interrupts_deferred, start_method
+from vecenv.workers.logs import log_settings
 from vecenv.workers.pickling import dumps
 from vecenv.workers.pipes import BadFrame, Deadline, Waiter
 from vecenv.workers.pool import EnvRange, Failed, NotSent, Pool, RowsLate
@@ -32,6 +33,7 @@ from vecenv.workers.processes import Worker, start_frame
 from vecenv.workers.protocol import (
     BETWEEN_STEPS,
     AttachCommand,
+    Build,
     Failure,
     Kind,
     RowsReply,
@@ -76,21 +78,26 @@ class ProcessPool(Pool):
         worker_init: Callable[[], object] | None = None,
     ):
         check_not_daemonic()
-        specs = processes.foreign_specs()
-        # A worker that is restarted needs its function again. Otherwise, only the frames hold the pickled functions,
-        # until the workers have replied: the data of their closures may be large.
-        self._builds: list[bytes] = []
+        self._method, self._daemon, self._shared_memory = start_method(context), daemon, shared_memory
+        forks = self._method == "fork"  # a forked process inherits all of this
+        specs, logs = ([], None) if forks else (processes.foreign_specs(), log_settings())
+        # What a worker that is restarted needs again. Otherwise, only the frames hold the pickled functions, until the
+        # workers have replied: the data of their closures may be large.
+        self._builds: list[bytes | None] = []
+        self._inherited: list[Build] = []
         self._frames: Sequence[bytes] = []  # of the command in progress, one per worker
         for run in ranges:
-            # One pickle, so that objects that both use, such as globals of a script, stay the same objects.
             how = replace(options, own_copies=run.high - run.low > 1)  # the envs of a worker share this pickle
-            build = dumps((worker_init, partial(build_rows, specs, env_fns[run.rows], run.low, how)))
-            self._frames.append(start_frame(build))
+            build = Build(logs, worker_init, partial(build_rows, specs, env_fns[run.rows], run.low, how))
+            # One pickle, so that objects that both use, such as globals of a script, stay the same objects.
+            pickled = None if forks else dumps(build, processes.BY_VALUE, _parts(env_fns, run, worker_init))
+            self._frames.append(start_frame(pickled))
             if restart:
-                self._builds.append(build)
+                self._builds.append(pickled)
+            if forks:
+                self._inherited.append(build)
         self.ranges = ranges
         self.workers: list[Worker] = []
-        self._method, self._daemon, self._shared_memory = start_method(context), daemon, shared_memory
         self._start_timeout_s = start_timeout_s
         self._options = options
         # A quota of CPU time also counts the spinning of this process; on a core of its own, spinning costs nothing.
@@ -124,6 +131,8 @@ class ProcessPool(Pool):
         self._listen()
         self._send(zip(self.workers, self._frames, strict=True))
         self._frames = ()
+        if not self._restart:
+            self._inherited.clear()
         descriptions = self._replies(self._start_timeout_s)
         if self._restart and not all(description.steps_subsets for description in descriptions):
             raise ValueError(
@@ -272,7 +281,14 @@ class ProcessPool(Pool):
         self._finalizer.cancel()  # now, because Ctrl-C may interrupt the wait
 
     def _start_one(self, run: EnvRange) -> Worker:
-        return processes.start_worker(run, self.workers, method=self._method, daemon=self._daemon, spin=self._spin)
+        return processes.start_worker(
+            run,
+            self.workers,
+            method=self._method,
+            daemon=self._daemon,
+            spin=self._spin,
+            inherited_build=self._inherited[run.index] if self._inherited else None,
+        )
 
     def _listen(self) -> None:
         channels, sentinels = [worker.channel for worker in self.workers], [worker.sentinel for worker in self.workers]
@@ -454,6 +470,16 @@ class ProcessPool(Pool):
             f"The call to `{what}_wait` has timed out after {timeout} second(s): no answer from {who}. "
             "Close this vector env and build a new one."
         )
+
+
+def _parts(env_fns: Sequence[Callable] | Batched, run: EnvRange, worker_init: Any) -> dict[str, Any]:
+    """Returns the functions that a worker receives, by name."""
+    if isinstance(env_fns, Batched):
+        return {"env_fns": env_fns, "worker_init": worker_init}
+    return {
+        **{f"env_fns[{run.low + i}]": env_fn for i, env_fn in enumerate(env_fns[run.rows])},
+        "worker_init": worker_init,
+    }
 
 
 def _reset_envs(kind: Kind, ranges: Sequence[EnvRange], payloads: Sequence[Any] | None) -> set[int]:

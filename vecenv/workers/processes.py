@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import signal
@@ -14,15 +15,20 @@ from typing import Any
 
 import gymnasium as gym
 from gymnasium import logger
+from gymnasium.envs.registration import EnvSpec
 
-from vecenv.errors import WorkerDied
+from vecenv.errors import VecEnvError, WorkerDied
 from vecenv.workers import launch
 from vecenv.workers import worker as worker_module
-from vecenv.workers.pickling import dumps
+from vecenv.workers.pickling import dumps, picklable
 from vecenv.workers.pipes import BadFrame, Channel, Deadline, Waiter
 from vecenv.workers.pool import EnvRange
-from vecenv.workers.protocol import Kind, StartCommand, decode, encode
+from vecenv.workers.protocol import Build, Kind, StartCommand, decode, encode
 
+BY_VALUE = (
+    "Create it inside the function, so that each env has its own. num_workers=0 and context='fork' do not pickle "
+    "functions."
+)
 END_S = 1.0  # time for the system to end a killed process and to report its exit code
 
 
@@ -76,7 +82,7 @@ def _exit_code(process: BaseProcess) -> int | None:
     return process.exitcode
 
 
-def foreign_specs() -> list[Any]:
+def foreign_specs() -> list[EnvSpec]:
     """Returns the registered env specs that are not from Gymnasium or vecenv. Workers may need them."""
     specs = []
     for spec in gym.registry.values():
@@ -84,20 +90,28 @@ def foreign_specs() -> list[Any]:
         if ours or (isinstance(spec.entry_point, str) and spec.entry_point.startswith("gymnasium.envs")):
             continue
         specs.append(spec)
-    # An entry point may be impossible to pickle: its env can only be built in this process.
-    return specs if _picklable(specs) else [spec for spec in specs if _picklable(spec)]
+    return specs if picklable(specs) else [spec if picklable(spec) else _refusing(spec) for spec in specs]
 
 
-def _picklable(value: Any) -> bool:
+def _refusing(spec: EnvSpec) -> EnvSpec:
+    """Returns a spec to send instead of one that cannot be pickled. Making its env raises an error that says why."""
     try:
-        dumps(value)
-    except Exception:
-        return False
-    return True
+        dumps(spec, BY_VALUE, {f"the spec of {spec.id!r}": spec})
+    except TypeError as error:
+        return EnvSpec(spec.id, functools.partial(_refuse, str(error)))
+    return spec
 
 
-def start_worker(run: EnvRange, others: Sequence[Worker], *, method: str, daemon: bool, spin: bool) -> Worker:
+def _refuse(message: str, **_: Any) -> gym.Env:
+    raise VecEnvError(message)
+
+
+def start_worker(
+    run: EnvRange, others: Sequence[Worker], *, method: str, daemon: bool, spin: bool, inherited_build: Build | None
+) -> Worker:
     """Starts the process of one worker, which then waits for the message START; `others` are the existing workers.
+
+    `inherited_build` is that of a process that is forked from this one; see `StartCommand`.
 
     Raises WorkerDied if the process ends before it has started.
     """
@@ -105,7 +119,7 @@ def start_worker(run: EnvRange, others: Sequence[Worker], *, method: str, daemon
     channel = Channel(ours)
     # A fork copies the parent's ends of all pipes. With forkserver and spawn, a worker receives only its own end.
     inherited = [*(worker.channel for worker in others), channel] if method == "fork" else []
-    name, arguments = f"vecenv-worker-{run.index}", (theirs, inherited, spin)
+    name, arguments = f"vecenv-worker-{run.index}", (theirs, inherited, spin, inherited_build)
     try:
         process = launch.start_process(method, worker_module.run, arguments, name=name, daemon=daemon)
     except BaseException as error:
@@ -122,7 +136,7 @@ def start_worker(run: EnvRange, others: Sequence[Worker], *, method: str, daemon
     return Worker(run.index, run.low, run.high, process, channel, sentinel_of(process))
 
 
-def start_frame(build: bytes, next_step: list[int] | None = None) -> bytes:
+def start_frame(build: bytes | None, next_step: list[int] | None = None) -> bytes:
     """Returns the frame of START; see `StartCommand` for the arguments."""
     return encode(Kind.START, payload=StartCommand(launch.environment(), build, next_step))
 

@@ -45,6 +45,7 @@ from vecenv.errors import MessageTooLarge
 from vecenv.memory.layout import Layout
 from vecenv.rows.protocol import StepObjects
 from vecenv.rows.rows import Rows
+from vecenv.workers.logs import LogSettings
 from vecenv.workers.pickling import dumps
 
 FRAME = struct.Struct("!iBI")
@@ -87,19 +88,33 @@ BETWEEN_STEPS = frozenset(map(int, (Kind.CALL, Kind.APPLY, Kind.SET_ATTR, Kind.G
 _WITH_SLOT = frozenset(map(int, (Kind.STEP, Kind.RESET, Kind.SET_STATE)))
 
 
+class Build(NamedTuple):
+    """What a worker needs to build its envs.
+
+    Attributes:
+        logs: The parent's configuration of `logging`; None if the worker has inherited it.
+        worker_init: A function to call first, or None.
+        rows: A function of `next_step`, see `StartCommand`, that returns the worker's rows.
+    """
+
+    logs: LogSettings | None
+    worker_init: Callable[[], object] | None
+    rows: Callable[[list[int] | None], Rows]
+
+
 @dataclass(frozen=True)
 class StartCommand:
     """Builds the envs.
 
     Attributes:
         environment: The environment variables to set first.
-        build: A pickled pair: `worker_init`, or None, and a function of `next_step` that returns `Rows`. Unpickling it
-            may import modules that read the variables.
+        build: A pickled `Build`. Unpickling it may import modules that read the variables. None if the worker was
+            forked from this process, and has inherited a `Build` that need not be picklable.
         next_step: See `vecenv.rows.autoreset`. None for rows that are not taken over from a process that died.
     """
 
     environment: Mapping[str, str]
-    build: bytes
+    build: bytes | None
     next_step: list[int] | None
 
 

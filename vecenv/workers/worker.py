@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import multiprocessing
 import os
 import pickle
@@ -29,15 +30,18 @@ from gymnasium.envs.registration import EnvSpec
 from vecenv.batched import Batched
 from vecenv.errors import NotRestorable, SharedMemoryFull
 from vecenv.memory.block import Block
+from vecenv.resources import tightest_limit
 from vecenv.rows.batch_rows import make_rows
 from vecenv.rows.copies import copiers
 from vecenv.rows.protocol import NO_OBJECTS, RowsOptions
 from vecenv.rows.rows import Rows
-from vecenv.workers.launch import ORPHAN_GRACE_S
+from vecenv.workers.launch import JOB_SIGNALS, ORPHAN_GRACE_S
+from vecenv.workers.logs import add_handlers, configure_logging
 from vecenv.workers.pipes import Channel, Waiter, WorkerPipe
 from vecenv.workers.protocol import (
     ApplyCommand,
     AttachCommand,
+    Build,
     Failure,
     Kind,
     RowsReply,
@@ -56,18 +60,22 @@ _STEP, _READY, _CLOSE = map(int, (Kind.STEP, Kind.READY, Kind.CLOSE))
 _REPLIED = object()  # the result of a command that has sent its own replies
 
 
-def run(connection: Connection, inherited: Sequence[Channel], spin: bool) -> None:
+def run(connection: Connection, inherited: Sequence[Channel], spin: bool, build: Build | None) -> None:
     """Serves the parent's commands until the parent sends CLOSE or is gone.
 
-    Closes the parent's ends of pipes that a fork copied into this process (`inherited`): while one of these is open
-    here, no worker can notice that the parent has died.
+    A fork inherits what START sends to other workers (`build`), and the parent's ends of pipes (`inherited`). These are
+    closed: while one of them is open here, no worker can notice that the parent has died.
     """
     signal.set_wakeup_fd(-1)  # a fork inherits the parent's descriptor, but must not report its own signals there
-    # Ctrl-C and a hangup reach every process of a terminal. Only the parent responds, by ending its workers; under
-    # `nohup`, it ignores the hangup. The handler is not SIG_IGN, because processes that an env starts would inherit it.
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda number, frame: None)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked process inherits its parent's handler
+    # The parent responds to these signals, for example by saving its work and the states of its envs, and then ends its
+    # workers. The handler is not SIG_IGN, because programs that an env starts would inherit it.
+    for number in JOB_SIGNALS:
+        signal.signal(number, _ignore)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # Python's default, which a fork of a script may not have
+    _forks_end_on_sigterm()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, JOB_SIGNALS)  # which were blocked until they are ignored
+    # Python does not let daemonic processes start others, which would outlive them if SIGTERM ended them.
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     _end_with_fork_server()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     for channel in inherited:
@@ -76,12 +84,30 @@ def run(connection: Connection, inherited: Sequence[Channel], spin: bool) -> Non
     os.set_inheritable(connection.fileno(), False)
     # All forks of a process inherit the same state of numpy's global generator.
     np.random.seed()
-    worker = _Worker(connection)
+    worker = _Worker(connection, build)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
         worker.serve(Waiter([connection], spin=spin))
     with contextlib.suppress(Exception):
         if worker.started and not worker.closed:
             worker.rows.close()
+
+
+def _ignore(number: int, frame: Any) -> None:
+    """Does nothing on a signal."""
+
+
+def _forks_end_on_sigterm() -> None:
+    """Lets SIGTERM end the processes that envs fork: multiprocessing's `terminate` sends it."""
+
+    def in_child() -> None:
+        if signal.getsignal(signal.SIGTERM) is _ignore:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        unblock()
+
+    block = functools.partial(signal.pthread_sigmask, signal.SIG_BLOCK, [signal.SIGTERM])
+    unblock = functools.partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, [signal.SIGTERM])
+    # Order: a signal that arrives before the child has its handler waits until then.
+    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=in_child)
 
 
 def _end_with_fork_server() -> None:
@@ -110,6 +136,8 @@ def _end_with_parent() -> None:
             sentinel = os.pidfd_open(parent.pid)
     wait([sentinel])
     time.sleep(ORPHAN_GRACE_S)
+    for child in multiprocessing.active_children():  # which an env has not ended
+        child.kill()
     os._exit(1)
 
 
@@ -134,8 +162,8 @@ class _Worker:
 
     rows: Rows  # exists once `started`
 
-    def __init__(self, connection: Connection):
-        self.pipe = WorkerPipe(connection)
+    def __init__(self, connection: Connection, build: Build | None):
+        self.pipe, self._build = WorkerPipe(connection), build
         self.started = self.closed = False
         own = (Kind.START, Kind.ATTACH, Kind.STEP_ROWS, Kind.APPLY, Kind.CLOSE)
         self._commands: dict[int, Callable[[int, Any], Any]] = {kind: getattr(self, kind.name.lower()) for kind in own}
@@ -171,20 +199,28 @@ class _Worker:
             self.pipe.send(encode(Kind.READY, slot, None if reply is NO_OBJECTS else reply))
 
     def start(self, _: int, command: StartCommand) -> object:
-        """Calls `worker_init`, builds the envs and describes them."""
+        """Configures `logging`, calls `worker_init`, builds the envs and describes them."""
         # These are the parent's current variables. The variables of the fork server may be older.
         os.environ.clear()
         os.environ.update(command.environment)
-        worker_init, build = pickle.loads(command.build)
-        if worker_init is not None:
+        if command.build is not None:
+            self._build = pickle.loads(command.build)
+        assert self._build is not None, "a worker that was forked from its parent inherits what to build"
+        build, self._build = self._build, None
+        if build.logs is not None:
+            configure_logging(build.logs)
+        if build.worker_init is not None:
             try:
-                worker_init()
+                build.worker_init()
             except BaseException as error:
                 self._report(error, 0, "worker_init")
                 return _REPLIED
-        self.rows = build(command.next_step)
+        self.rows = build.rows(command.next_step)
         self.started = True  # from here on, CLOSE closes the envs that were built, even if another one cannot be built
-        return self.rows.build()
+        description = self.rows.build()
+        if build.logs is not None:
+            add_handlers(build.logs)
+        return description
 
     def attach(self, _: int, command: AttachCommand) -> None:
         self.pipe.send(short_frame(_READY, 0))
@@ -217,6 +253,8 @@ class _Worker:
         env = None
         if self.started and self.rows.failure is not None:
             (env, doing), self.rows.failure = self.rows.failure, None
+        elif isinstance(error, MemoryError):  # for example, a reply does not fit in memory
+            error.add_note(tightest_limit())
         text = _shortened("".join(traceback.format_exception(error)))
         try:
             exception = cloudpickle.dumps(type(error))

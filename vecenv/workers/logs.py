@@ -1,0 +1,104 @@
+"""Hands the parent's configuration of `logging` to workers, which would otherwise drop most of what their envs log.
+
+Handlers cannot be pickled, so workers build handlers of their own that write to the same places. A handler that this
+module does not know, such as one of another package, becomes a handler that writes to stderr.
+"""
+
+from __future__ import annotations
+
+import logging
+import logging.handlers
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from vecenv.workers.pickling import picklable
+
+
+@dataclass(frozen=True)
+class HandlerSettings:
+    """What it takes to build a handler."""
+
+    make: Callable[[], logging.Handler]
+    level: int
+    formatter: logging.Formatter | None
+    filters: list
+
+    def build(self) -> logging.Handler:
+        handler = self.make()
+        handler.setLevel(self.level)
+        handler.setFormatter(self.formatter)
+        for each in self.filters:
+            handler.addFilter(each)
+        return handler
+
+
+@dataclass(frozen=True)
+class LoggerSettings:
+    """The configuration of one logger."""
+
+    level: int
+    propagate: bool
+    disabled: bool
+    handlers: list[HandlerSettings]
+
+
+LogSettings = dict[str | None, LoggerSettings]
+"""The configuration of each logger, by name. The name of the root logger is None."""
+
+
+def log_settings() -> LogSettings:
+    """Returns the configuration of this process."""
+    loggers: dict[str | None, logging.Logger] = {None: logging.getLogger()}
+    for name, logger in list(logging.Logger.manager.loggerDict.items()):
+        if isinstance(logger, logging.Logger):
+            loggers[name] = logger
+    found: LogSettings = {}
+    for key, logger in loggers.items():
+        handlers = [settings for handler in logger.handlers if (settings := _settings_of(handler)) is not None]
+        if key is None or handlers or logger.level or logger.disabled or not logger.propagate:
+            found[key] = LoggerSettings(logger.level, logger.propagate, logger.disabled, handlers)
+    return found
+
+
+def configure_logging(settings: LogSettings) -> None:
+    """Configures this process, except for the handlers of loggers other than the root."""
+    for name, one in settings.items():
+        logger = logging.getLogger(name)
+        logger.setLevel(one.level)
+        logger.propagate, logger.disabled = one.propagate, one.disabled
+    _add_handlers(settings, [None])
+
+
+def add_handlers(settings: LogSettings) -> None:
+    """Adds the remaining handlers. Call this after modules were imported, which may add handlers to their loggers."""
+    _add_handlers(settings, list(settings))
+
+
+def _add_handlers(settings: LogSettings, names: list[str | None]) -> None:
+    for name in names:
+        logger = logging.getLogger(name)
+        if not logger.handlers:
+            for handler in settings[name].handlers:
+                logger.addHandler(handler.build())
+
+
+def _settings_of(handler: logging.Handler) -> HandlerSettings | None:
+    make: Callable[[], logging.Handler] = partial(_to_stream, "stderr")
+    if isinstance(handler, logging.FileHandler):
+        # It reopens the file if another process has renamed it, as RotatingFileHandler does.
+        make = partial(logging.handlers.WatchedFileHandler, handler.baseFilename, encoding=handler.encoding, delay=True)
+    elif isinstance(handler, logging.StreamHandler):
+        if handler.stream in (sys.stdout, sys.__stdout__):
+            make = partial(_to_stream, "stdout")
+        elif handler.stream not in (sys.stderr, sys.__stderr__):  # an object in the memory of this process
+            return None
+    elif isinstance(handler, logging.NullHandler):
+        return None
+    formatter = handler.formatter if picklable(handler.formatter) else None
+    return HandlerSettings(make, handler.level, formatter, list(filter(picklable, handler.filters)))
+
+
+def _to_stream(name: str) -> logging.Handler:
+    return logging.StreamHandler(getattr(sys, name))
