@@ -13,9 +13,9 @@ import numpy as np
 from ppo.run import infos
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Evaluation:
-    """The scores of E episodes.
+    """The scores of E episodes. Two evaluations are equal if all their values are.
 
     Attributes:
         returns: Undiscounted sums of rewards, `float64[E]`.
@@ -33,6 +33,9 @@ class Evaluation:
     agents: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     functions: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
     deterministic: bool = True
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Evaluation) and self.to_json() == other.to_json()
 
     @property
     def policy(self) -> str:

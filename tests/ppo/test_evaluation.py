@@ -235,7 +235,7 @@ def test_every_function_of_a_list_plays_in_an_evaluation(of_functions):
     report = reports(result.path)[-1]
     assert report == {**report, **{f"eval_{name}": value for name, value in means.items()}}
     saved = json.loads((result.path / "evaluation.json").read_text())
-    assert Evaluation.from_json(saved).summary() == evaluation.summary()
+    assert Evaluation.from_json(saved) == evaluation
 
 
 @pytest.mark.parametrize(
