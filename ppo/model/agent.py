@@ -189,7 +189,7 @@ class Agent(tf.Module):
     @property
     def description(self) -> str:
         """One line about the inputs, the layers and the number of parameters."""
-        config = self._arguments[0]
+        config = self.arguments[0]
         layers = f"custom network {config.network}"
         if config.network is None:
             cnn = [f"{config.cnn} CNN"] if self.observations.has_images else []
