@@ -122,7 +122,9 @@ def transport(rounds: int) -> float:
 
     config = ppo.Config(num_envs=64, num_steps=64, num_workers=0)
     with cluster(None, 1, print) as cores:
-        collector = RayCollector(config, Stored(config), [range(64)], cores=cores, warn=print)
+        shares = [range(64)]
+        pickled = [vecenv.pickle_for_workers((config, Stored(config, own))) for own in shares]
+        collector = RayCollector(config, pickled, shares, cores=cores, warn=print)
         try:
             collector.start()
             (team,) = [team_of(config, name, (), spaces) for name, spaces in collector.spaces.items()]
@@ -141,14 +143,14 @@ def transport(rounds: int) -> float:
 class Stored:
     """Makes a collector whose `collect` returns the same rollout again and again, in the process of an actor."""
 
-    def __init__(self, config: Any):
-        self._config = config
+    def __init__(self, config: Any, own: range):
+        self._config, self._own = config, own
 
     @contextmanager
-    def __call__(self, own: range) -> Iterator[Any]:
+    def __call__(self) -> Iterator[Any]:
         from ppo.collectors import local_share
 
-        with local_share(self._config, None, None, 1, own) as collector:
+        with local_share(self._config, None, None, 1, self._own) as collector:
             stored: list[Any] = []
             original = collector.collect
 

@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
+import vecenv
 from ppo.algorithm.ray_collector import RayCollector
 from ppo.algorithm.rollout import Collector, LocalCollector
 from ppo.cluster import cluster
@@ -77,8 +78,10 @@ def collector_for(
     shares = on_ray.shares(config)
     registered = None if source is not None else gym.registry.get(config.env)
     make = functools.partial(local_share, config, source, registered, len(shares))
+    remedy, parts = "Create it inside the function that makes the env.", {"envs": source}
+    pickled = [vecenv.pickle_for_workers((config, functools.partial(make, own)), remedy, parts) for own in shares]
     with cluster(on_ray.address, len(shares), warn) as cores:
-        collector = RayCollector(config, make, shares, cores=cores, warn=warn)
+        collector = RayCollector(config, pickled, shares, cores=cores, warn=warn)
         try:
             collector.start()
             yield collector

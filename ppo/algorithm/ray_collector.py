@@ -11,8 +11,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
-from functools import partial
+from contextlib import suppress
 from typing import Any
 
 from gymnasium.vector.utils import batch_differing_spaces
@@ -20,7 +19,7 @@ from gymnasium.vector.utils import batch_differing_spaces
 import vecenv
 from ppo.algorithm.packing import Packed, joined
 from ppo.algorithm.ray_actor import Actor, Outline, kill
-from ppo.algorithm.rollout import Collector, Rollouts, Spaces
+from ppo.algorithm.rollout import Rollouts, Spaces
 from ppo.config import Config, ConfigError
 from ppo.model.agent import Agent
 from ppo.versions import PACKAGES, versions
@@ -66,7 +65,7 @@ class RayCollector:
 
     Args:
         config: The settings of the run.
-        make: Makes the local collector of a share of the envs in the process of an actor.
+        pickled: What each actor unpickles; see `Actor`.
         shares: The envs of each actor.
         cores: The number of cores that each actor reserves.
         warn: Called with a message when an actor was replaced.
@@ -80,7 +79,7 @@ class RayCollector:
     def __init__(
         self,
         config: Config,
-        make: Callable[[range], AbstractContextManager[Collector]],
+        pickled: Sequence[bytes],
         shares: Sequence[range],
         *,
         cores: int,
@@ -97,7 +96,6 @@ class RayCollector:
             "scheduling_strategy": "SPREAD",
         }
         actor = self._ray.remote(**options)(Actor)
-        pickled = [vecenv.pickle_for_workers((config, partial(make, own))) for own in shares]
         self._actors = [actor.remote(one, cores, sys.path) for one in pickled]
         self._pings = [self._ping(actor) for actor in self._actors]
         self._silent = [0] * len(shares)  # polls since the last answer to a ping
