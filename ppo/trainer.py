@@ -66,7 +66,7 @@ def run_training(
         run.check_given(envs is not None)  # before `config.env` is made, which may not exist
     making = collector_for(config, envs, eval_envs, on_ray, callback.on_warning)
     with run.locked(callback.on_warning), making as collector:
-        teams = dict(collector.spaces)
+        teams = collector.spaces
         check_mappings(len(teams))
         for name, spaces in teams.items():
             check_memory(config_of(config, collector.members[name]), spaces, held_bytes=collector.held_bytes)
