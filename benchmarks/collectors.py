@@ -148,7 +148,7 @@ class Stored:
     def __call__(self, own: range) -> Iterator[Any]:
         from ppo.collectors import local_share
 
-        with local_share(self._config, None, None, 1, own) as collector:
+        with local_share(self._config, None, None, own) as collector:
             stored: list[Any] = []
             original = collector.collect
 
