@@ -94,7 +94,7 @@ def local_share(config: Config, source: EnvSource, registered: EnvSpec | None, o
     Args:
         config: The settings of the run.
         source: As for `ppo.envs.training_envs`.
-        registered: The spec of the env if its id is registered, which the process of the actor may not know.
+        registered: The spec of the env if its id is registered, because the process of the actor may not know the id.
         own: The envs of this share.
     """
     if registered is not None:
