@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 # oneDNN's convolutions are also much faster on CPUs with AVX2. No effect if TensorFlow is already imported.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
-# Otherwise, TensorFlow reserves all memory of each GPU, also where several runs share one. No effect on a GPU
-# that TensorFlow already uses.
+# Otherwise, TensorFlow reserves all memory of each GPU, even if several runs share it. No effect on a GPU that
+# TensorFlow already uses.
 os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
 
 _NAMES = {

@@ -111,7 +111,7 @@ class Callbacks(Callback):
         self.interrupted = False
 
     def attach(self, config: Config, run_path: Path) -> None:
-        """Gives all callbacks the settings and the folder of a run, and drops what is left of an earlier run."""
+        """Gives all callbacks the settings and the folder of a run, and drops what an earlier run has left in them."""
         self.interrupted = False
         for one in self._callbacks:
             for name in ("_logged", "_reason", "policies", "policy"):
@@ -165,7 +165,7 @@ class Callbacks(Callback):
     def _call(
         self, name: str, *arguments: Any, callbacks: Iterable[Callback] | None = None, copies: bool = False
     ) -> None:
-        """Calls a method of the given callbacks, or of all. With `copies`, each may change its arguments."""
+        """Calls a method of the given callbacks, or of all; with `copies`, each gets copies of the arguments."""
         for callback in self._callbacks if callbacks is None else callbacks:
             try:
                 getattr(callback, name)(*(copy.deepcopy(arguments) if copies else arguments))
@@ -200,7 +200,7 @@ def wandb(*, upload: bool = False, **options: Any) -> Callback:
 
     W&B's own settings decide whether anything is sent: `mode=` here, the variable WANDB_MODE, or `wandb offline`. Its
     default is to send everything. If the process has an active W&B run, the callback logs to it and leaves it open.
-    Otherwise a resumed run continues its W&B run. W&B's steps are env-steps, and go on from the last step of the run.
+    Otherwise, a resumed run continues its W&B run. W&B's steps are env-steps and continue from the W&B run's last step.
 
     Args:
         upload: Whether to upload the run folder as an artifact at the end, unless training fails.
@@ -217,7 +217,7 @@ def mlflow(*, upload: bool = False, **options: Any) -> Callback:
 
     MLflow's own settings decide where the data goes: `mlflow.set_tracking_uri`, or the variable MLFLOW_TRACKING_URI.
     Its default is a local database. If the thread has an active MLflow run, the callback logs to it and leaves it open.
-    Otherwise a resumed run continues its MLflow run. Steps are env-steps, and go on from the last step of the run.
+    Otherwise, a resumed run continues its MLflow run. Steps are env-steps and continue from the MLflow run's last step.
     MLflow's usage telemetry is off unless the variable MLFLOW_DISABLE_TELEMETRY says otherwise.
 
     Args:
@@ -243,8 +243,8 @@ def _imported(name: str, **environment: str) -> Any:
 class _Tracker(Callback):
     """Logs to a run of a tracker. The run folder holds its id and last step, with which a resumed run continues it.
 
-    The tracker's steps are env-steps, plus an offset where its run already holds these steps: those that are repeated
-    after a crash, or those of an earlier training in the same run. W&B would drop them.
+    The tracker's steps are env-steps, plus an offset if its run already holds later steps, because training repeats
+    steps after a crash, or an earlier training logged to the same run. W&B drops values of earlier steps.
     """
 
     name: str
@@ -255,7 +255,7 @@ class _Tracker(Callback):
         self._offset = 0
 
     def on_start(self, config: Config, env_steps: int) -> None:
-        self._run = None  # that of an earlier training
+        self._run = None  # drops the run of an earlier training
         known = self._known().get(self.name, {"id": None, "step": 0})
         active = self._active()
         self._is_ours = active is None

@@ -27,13 +27,13 @@ QUIET = {
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """If this variable is "0", processes of Ray listen on the loopback interface alone, as they do by default on macOS."""
 
-STARTS = 2  # attempts to start Ray, which gives up after 30 seconds on a machine with too much to do
+STARTS = 2  # attempts to start Ray, which gives up after 30 seconds on a busy machine
 CONNECT_S = 10.0  # seconds in which the head node of a cluster must accept a connection
 MAX_PATH = 36  # characters of Ray's folder; the sockets in it have names of up to 107 characters
 
 REMOVE = """
 import os, shutil, sys, time
-sys.stdin.buffer.read()  # until the run ends, in whatever way
+sys.stdin.buffer.read()  # returns when the run has ended, even if it was killed
 for _ in range(100):
     shutil.rmtree(sys.argv[1], ignore_errors=True)
     if not os.path.exists(sys.argv[1]):
@@ -46,8 +46,8 @@ for _ in range(100):
 def cluster(address: str | None, actors: int, warn: Callable[[str], None]) -> Iterator[int]:
     """Starts Ray on this machine or joins a cluster, and yields how many cores each of `actors` equal actors can have.
 
-    If this process has already initialized Ray, that cluster is used and stays connected. SIGTERM keeps its handler,
-    which Ray replaces.
+    If this process has already initialized Ray, its cluster is used and stays connected. Ray replaces the handler of
+    SIGTERM, which is restored.
 
     Args:
         address: Address of a cluster's head node, "host:port"; "auto" for the cluster of this machine; None to start
@@ -116,7 +116,7 @@ def _connected(ray: Any, address: str | None, actors: int, warn: Callable[[str],
 
 
 def _start(ray: Any, folder: str, num_cpus: int, quiet: dict[str, Any]) -> None:
-    """Starts Ray on this machine, out of reach of other machines and of other users of this one."""
+    """Starts Ray so that neither other machines nor other users of this machine can reach it."""
     if "RAY_AUTH_MODE" not in os.environ:  # Ray would write a token to the home folder
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     options = {"num_cpus": num_cpus, "num_gpus": 0, "include_dashboard": False, "_temp_dir": folder, **quiet}
@@ -158,7 +158,7 @@ def _loopback_only() -> Iterator[None]:
 
 @contextmanager
 def _folder() -> Iterator[str]:
-    """Yields a folder for the files of Ray, which another process removes when this one ends, in whatever way."""
+    """Yields a folder for the files of Ray. Another process removes it when this process ends, even if it is killed."""
     parent = tempfile.gettempdir()
     folder = tempfile.mkdtemp(prefix="ppo-", dir=parent if len(parent) + len("/ppo-12345678") <= MAX_PATH else "/tmp")
     command = [sys.executable, "-c", REMOVE, folder]

@@ -17,6 +17,7 @@ from ppo.algorithm.rollout import Collector, LocalCollector
 from ppo.cluster import cluster
 from ppo.config import Config, ConfigError
 from ppo.envs import EnvSource, check_settings, spaces_of, training_envs
+from ppo.model.observations import check_readable
 from ppo.run.wrappers import describe_each
 
 
@@ -77,7 +78,7 @@ def collector_for(
     check_settings(config, source, evaluated)
     shares = on_ray.shares(config)
     registered = None if source is not None else gym.registry.get(config.env)
-    make = functools.partial(local_share, config, source, registered, len(shares))
+    make = functools.partial(local_share, config, source, registered)
     remedy, parts = "Create it inside the function that makes the env.", {"envs": source}
     pickled = [vecenv.pickle_for_workers((config, functools.partial(make, own)), remedy, parts) for own in shares]
     with cluster(on_ray.address, len(shares), warn) as cores:
@@ -90,23 +91,23 @@ def collector_for(
 
 
 @contextmanager
-def local_share(
-    config: Config, source: EnvSource, registered: EnvSpec | None, count: int, own: range
-) -> Iterator[LocalCollector]:
-    """Makes the collector of one of `count` shares of the envs, in the process of a Ray actor.
+def local_share(config: Config, source: EnvSource, registered: EnvSpec | None, own: range) -> Iterator[LocalCollector]:
+    """Makes the collector of a share of the envs, in the process of a Ray actor.
 
     Args:
         config: The settings of the run.
         source: As for `ppo.envs.training_envs`.
-        registered: The spec of the env if its id is registered, which the process of the actor may not know.
-        count: Number of shares.
+        registered: The spec of the env if its id is registered, because the process of the actor may not know the id.
         own: The envs of this share.
     """
     if registered is not None:
         gym.registry.setdefault(registered.id, registered)
-    with training_envs(config, source, own=own, shares=count) as envs:
+    with training_envs(config, source, own=own) as envs:
         yield _local(config, envs, first=own.start)
 
 
 def _local(config: Config, envs: Any, *, first: int = 0) -> LocalCollector:
-    return LocalCollector(config, envs, spaces_of(config, envs), wrappers=describe_each(config, envs), first=first)
+    spaces = spaces_of(config, envs)
+    for observed, _ in spaces.values():
+        check_readable(observed)  # before the engine refuses the space with an error that names no wrapper
+    return LocalCollector(config, envs, spaces, wrappers=describe_each(config, envs), first=first)

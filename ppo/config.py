@@ -100,7 +100,7 @@ class Config:
     checkpoint_interval: Annotated[int, Setting("run", AT_LEAST_1, resumable=True, help=
         "Env-steps between checkpoints.")] = 200_000
     eval_interval: Annotated[int | None, Setting("run", AT_LEAST_1, resumable=True, help=
-        "Env-steps between evaluations, before which the run is saved. None: one at the end.")] = None
+        "Env-steps between evaluations. A checkpoint precedes each. None: one at the end.")] = None
     info_metrics: Annotated[tuple[str, ...], Setting("run", resumable=True, help=
         "Infos to report: KEY, KEY:last or outer/inner at the last step of an episode, KEY:sum or KEY:mean over its "
         "steps.")] = ()

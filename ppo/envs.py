@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -83,23 +84,24 @@ def naming(config: Config, source: EnvSource, name: str | None = None) -> Config
 
 
 def training_envs(
-    config: Config, source: EnvSource, evaluated: EnvSource = None, *, own: range | None = None, shares: int = 1
+    config: Config, source: EnvSource, evaluated: EnvSource = None, *, own: range | None = None
 ) -> AbstractContextManager[Any]:
     """Returns a context manager that makes and closes the training envs. A vector env passed by the user stays open.
 
     The vector env is one of `Envs` or, for several agents, a `vecenv.adapters.pettingzoo.ParallelVectorEnv`.
-    `evaluated` is what evaluations and videos use; None for `source`. `own` are the numbers of the envs to make; None
-    for all envs of the run. They have one of `shares` equal parts of the run's workers. Raises ConfigError if the
-    passed envs do not match the config, or there is not enough memory.
+    `evaluated` is what evaluations and videos use; None for `source`. `own` are the numbers of the envs to make, which
+    get their share of the run's workers; None for all envs of the run. Raises ConfigError if the passed envs do not
+    match the config, or there is not enough memory.
     """
     from ppo.footprint import naming_settings
 
     check_settings(config, source, evaluated)
-    if own is not None and isinstance(source, Sequence):
+    own = range(config.num_envs) if own is None else own
+    if isinstance(source, Sequence):
         source = source[own.start : own.stop]
-    num_envs = config.num_envs if own is None else len(own)
+    num_envs = len(own)
     if config.num_workers:
-        config = dataclasses.replace(config, num_workers=-(-config.num_workers // shares))  # rounded up
+        config = dataclasses.replace(config, num_workers=math.ceil(config.num_workers * num_envs / config.num_envs))
     with naming_settings(config):
         return _envs(config, source, num_envs, vector_options(config), trains=True)
 
@@ -118,8 +120,8 @@ def check_settings(config: Config, source: EnvSource, evaluated: EnvSource) -> N
         raise ConfigError(
             f"got {len(source)} functions that make envs, but num_envs is {config.num_envs}: pass one function per env"
         )
-    own = evaluated is None or evaluated is source
-    if config.eval_interval is not None and own and isinstance(source, gym.vector.VectorEnv):
+    same = evaluated is None or evaluated is source
+    if config.eval_interval is not None and same and isinstance(source, gym.vector.VectorEnv):
         raise ConfigError("eval_interval needs separate envs: pass functions that make envs as eval_envs")
 
 
@@ -265,13 +267,12 @@ def _observation_space(rows: Any) -> gym.Space:
 
 def _normalizers_of(env: Any) -> list[str]:
     """Returns the wrappers of an env that update statistics of their own. It is called in the env's process."""
-    found = []
-    while isinstance(env, gym.Wrapper):
-        for name in NORMALIZERS:
-            if isinstance(env, getattr(gym.wrappers, name)) and env.update_running_mean:
-                found.append(name)
-        env = env.env
-    return found
+    return [
+        name
+        for layer in vecenv.state.layers_of(env)
+        for name in NORMALIZERS
+        if isinstance(layer, getattr(gym.wrappers, name)) and layer.update_running_mean
+    ]
 
 
 def time_limit_of(envs: Envs) -> int:

@@ -74,7 +74,7 @@ def to_words(kwargs: Mapping[str, Any]) -> list[str]:
 
 
 def _python_number(value: Any) -> Any:
-    """Returns a NumPy number as a Python number, for values that JSON does not know."""
+    """Returns a NumPy number as a Python number. Raises TypeError for any other value."""
     if isinstance(value, np.generic | np.ndarray) and value.ndim == 0 and value.dtype.kind in "biuf":
         return value.item()
     raise TypeError(f"{type(value).__name__} has no form in JSON")

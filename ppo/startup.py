@@ -56,7 +56,7 @@ def load_tensorflow() -> None:
 
 
 def call_with_tensorflow(module: str, name: str, *arguments: Any) -> Any:
-    """Returns the result of a function of a module that imports TensorFlow. Pickles of such objects begin with it."""
+    """Loads TensorFlow, and calls a function of a module that imports it. Pickles of policies call this function."""
     load_tensorflow()
     return getattr(importlib.import_module(module), name)(*arguments)
 

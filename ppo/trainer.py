@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from typing import Any
 
 import tensorflow as tf
-from gymnasium.vector import VectorEnv
 
 import vecenv
 from ppo.algorithm.rollout import Collected, Collector, Rollouts
@@ -16,18 +14,17 @@ from ppo.algorithm.teams import Team, config_of, team_of
 from ppo.callbacks import Callbacks
 from ppo.collectors import OnRay, collector_for
 from ppo.config import Config
-from ppo.envs import EnvSource, distinct, evaluation_envs, identity_of, mask_warning, spaces_of
+from ppo.envs import EnvSource
 from ppo.footprint import check_mappings, check_memory
 from ppo.graphs import graph_function
-from ppo.model.agent import Agent
+from ppo.model.agent import Agent, space_warnings
 from ppo.model.checks import check_losses, check_rollout
-from ppo.model.distributions import scale_warning
-from ppo.model.observations import image_warnings
-from ppo.results.evaluation import EvaluationStopped, Players, evaluate, limit_of, reset_envs
-from ppo.results.policy import Policy, load_agent
-from ppo.run.checkpoint import BEST, name_of, recorded_actions
-from ppo.run.folder import Run, RunError
-from ppo.run.metrics import Clock, MetricsWriter
+from ppo.results.best import Best
+from ppo.results.evaluation import EvaluationStopped, Players, check_evaluation, evaluate, limit_of
+from ppo.results.policy import Policy
+from ppo.run.checkpoint import name_of, recorded_actions
+from ppo.run.folder import Run
+from ppo.run.metrics import Clock, MetricsWriter, with_means
 from ppo.run.resume import Progress, Saver, start_from
 from ppo.run.scores import Evaluation, Result
 from ppo.run.signals import Stop, stop_on_signal
@@ -70,20 +67,16 @@ def run_training(
         check_mappings(len(teams))
         for name, spaces in teams.items():
             check_memory(config_of(config, collector.members[name]), spaces, held_bytes=collector.held_bytes)
-        transform, log_std = config.action_transform, config.initial_log_std
-        for observed, acted in () if resume else teams.values():
-            warning = scale_warning(acted, transform=transform, initial_log_std=log_std)
-            images = image_warnings(observed, config.cnn) if config.network is None else []
-            for message in ([] if warning is None else [warning]) + images:
-                callback.on_warning(message)
         if resume:
             run.check_spaces(teams)
         else:
+            for message in space_warnings(config, teams.values()):
+                callback.on_warning(message)
             run.write_spaces(teams, given=envs is not None, wrappers=agreed(collector.wrappers))
         if origin is not None:
             origin.check_spaces(teams)
         evaluated = envs if eval_envs is None else eval_envs
-        _check_evaluation(config, run, evaluated, callback.on_warning)
+        check_evaluation(run, config, evaluated, callback.on_warning)
         stop = Stop()
         trainer = Trainer(
             config, run, collector, callback, evaluated, resume=resume, status=status, stopped=stop.is_set
@@ -115,35 +108,6 @@ def run_training(
 def _live(team: Team) -> Policy:
     """Returns the policy of a team, with its current weights whenever it is called."""
     return Policy(team.actor, return_scale=lambda: float(team.learner.rewards.moments.deviation))
-
-
-def _check_evaluation(config: Config, run: Run, source: EnvSource, warn: Callable[[str], None]) -> None:
-    """Builds and resets an evaluation env of each function, so that a mistake ends the run before training.
-
-    Warns if infos hold an action mask that no policy would see. A vector env passed by the user is not reset.
-
-    Raises:
-        ConfigError: If the spaces of an env differ from those of the training envs.
-        Exception: Whatever an env raises, with a note that names `eval_env_kwargs`.
-    """
-    count, infos, warning = max(1, len(distinct(source))), None, None
-    try:
-        with evaluation_envs(config, source, count, infos=True) as envs:
-            run.check_spaces(spaces_of(config, envs))
-            if isinstance(source, VectorEnv):
-                return
-            with suppress(Exception):  # it may be about infos, which evaluations discard
-                _, infos = reset_envs(envs, config.seed, config.step_timeout_s)
-                warning = mask_warning(config, envs, infos)
-        if warning is not None:
-            warn(warning)
-        if infos is None:
-            with evaluation_envs(config, source, count) as envs:
-                reset_envs(envs, config.seed, config.step_timeout_s)
-    except Exception as error:
-        kwargs = f", with eval_env_kwargs={dict(config.eval_env_kwargs)}" if config.eval_env_kwargs else ""
-        error.add_note(f"This error is about an evaluation env, which is built once before training{kwargs}.")
-        raise
 
 
 class Trainer:
@@ -183,10 +147,7 @@ class Trainer:
         self._saver = Saver(run, self.progress, collector, callback, modules)
         if resume:
             self._saver.resume(config)
-        self._where = {"eval_env_kwargs": config.eval_env_kwargs, "envs": identity_of(source)}
-        unknown = source is not None and self._where["envs"] is None
-        same = not unknown and self._saver.best_was_evaluated_in(self._where)
-        self._best_is_stale = self._saver.best is not None and not same
+        self._best = Best(run, self._saver, config, source)
         self._writer = MetricsWriter(run, config, self.progress.env_steps)
         self.evaluation: Evaluation | None = None
         if self._writer.has_report:
@@ -237,19 +198,13 @@ class Trainer:
     def _learn(self, collected: Sequence[Collected]) -> dict[str, float]:
         """Updates each team with its rollout, and returns the metrics."""
         progress = self.progress
-        losses: dict[str, float] = {}
-        found: dict[str, list[float]] = {}
+        of_teams: dict[str, dict[str, float]] = {}
         for team, part in zip(self.teams, collected, strict=True):
             doing = self._status.doing("updating" if team.learner.compiled else "compiling the update")
             with doing, progress.clock.spent_on("learn"):
-                own = team.learner.learn(part, progress.updates)
-            check_losses(own, progress.env_steps)
-            for name, value in own.items():
-                found.setdefault(name, []).append(value)
-            if len(self.teams) > 1:
-                losses |= {f"{team.name}/{name}": value for name, value in own.items()}
-        # With several teams, metrics without a prefix are means over the teams that have them.
-        return losses | {name: sum(values) / len(values) for name, values in found.items()}
+                of_teams[team.name] = team.learner.learn(part, progress.updates)
+            check_losses(of_teams[team.name], progress.env_steps)
+        return with_means(of_teams)
 
     @contextmanager
     def _undone_on_error(self) -> Iterator[None]:
@@ -360,34 +315,13 @@ class Trainer:
         limit = limit_of(progress.episodes.longest, self.config.num_steps * progress.updates)
         players = Players(self.policies(), self.config, limit, self._callback.on_warning, tally, self._stopped)
         try:
-            if self._best_is_stale:
-                self._rescore_best(players)
+            self._best.refresh(players, self._status)
             with self._status.doing(tally):
                 self.evaluation = evaluate(players, self._source, self.config.eval_episodes)
         except EvaluationStopped:
             return None
-        actions = recorded_actions(self.policies(), self._observed)
-        self._saver.save_best(self.evaluation, actions, self._where)
+        self._best.offer(self.evaluation, recorded_actions(self.policies(), self._observed))
         return self.evaluation
-
-    def _rescore_best(self, players: Players) -> None:
-        """Evaluates the checkpoint `best` again, because a resumed run may evaluate in other envs than before.
-
-        Otherwise the score of an easier evaluation would prevent later policies from becoming the best.
-        """
-        before, warn, tally = self._saver.best, self._callback.on_warning, Tally(doing="evaluating the best checkpoint")
-        try:
-            agents = {team: load_agent(self._run, warn, checkpoint=BEST, team=team) for team in players.agents}
-            best = dataclasses.replace(players, agents=agents, tally=tally)
-            with self._status.doing(tally):
-                scores = evaluate(best, self._source, self.config.eval_episodes)
-            self._saver.best = float(scores.returns.mean())
-        except RunError:
-            self._saver.best = None  # it is damaged, as `warn` has said
-        now = self._saver.best
-        if now is not None and now != before:
-            warn(f"the checkpoint best, whose mean return was {before:,.1f}, has {now:,.1f} in the evaluation envs")
-        self._best_is_stale = False
 
     def save(self, *, periodic: bool = False) -> None:
         """Writes a checkpoint unless nothing has changed since the last one; see `Saver.save`.

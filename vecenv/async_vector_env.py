@@ -35,8 +35,8 @@ CLOSE_GRACE_S = 5.0  # how long close() waits for workers to exit before it kill
 class AsyncVectorEnv(PooledVectorEnv):
     """Steps its envs in worker processes; a drop-in replacement for `gymnasium.vector.AsyncVectorEnv`.
 
-    Each env has its own copies of all that its function captures, and of options, attributes and arguments, whatever
-    the number of workers. The envs of one process share its modules, with their globals and class attributes.
+    Whatever the number of workers, each env has its own copies of all that its function captures, and of the options,
+    attributes and arguments that it is given. The envs of one process share modules, globals and class attributes.
 
     Args:
         env_fns: One function per env, each returning a new env with the same spaces; or a `Batched`, with which
@@ -47,7 +47,7 @@ class AsyncVectorEnv(PooledVectorEnv):
             stay intact for the next `num_slots - 1` steps. `send` overwrites the newest view.
         context: Start method: "forkserver" (also for None), "spawn" or "fork", which TensorFlow's threads do not
             survive.
-        daemon: The flag of multiprocessing. Envs may start processes of their own with either value.
+        daemon: The flag `daemon` of the worker processes. Envs may start processes, whatever its value.
         worker: Not supported; the error says what to use instead.
         observation_mode: "same": all observation spaces are equal. "different": their bounds may differ, but not their
             shapes and dtypes. A pair of spaces: the batched and the single observation space to use.

@@ -14,7 +14,7 @@ CORES = "VECENV_CORES"
 def available_cores() -> int:
     """Returns how many cores this process may use: those it is bound to, or fewer if it has a quota of CPU time.
 
-    The variable VECENV_CORES sets a lower limit, for processes that share a machine without such a quota.
+    The variable VECENV_CORES can reduce this number, for processes that share a machine and have no such quota.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     given = os.environ.get(CORES, "")

@@ -121,7 +121,7 @@ class PooledVectorEnv(VectorEnv):
             with contextlib.suppress(Exception):
                 pool.close(FAILED_GRACE_S)
             raise
-        # A fork has no threads, and shares the workers. Single envs of this process are its own copies.
+        # A fork has no threads, and shares the workers, but gets its own copies of single envs in this process.
         if pool.processes or isinstance(self.env_fns, Batched):
             _not_forkable.add(self)
 

@@ -71,7 +71,7 @@ def log_ratio(*, log_probs: tf.Tensor, old_log_probs: tf.Tensor) -> tf.Tensor:
     """Returns log_prob - old_log_prob, at most `MAX_LOG_RATIO`, float32[B].
 
     Without the limit, a single action whose probability grew by a factor of exp(88) would make the ratio infinite and
-    the gradient NaN. The limit does not change the gradient, so a bad action beyond it still becomes less likely.
+    the gradient NaN. The gradient passes through the limit, so a bad action beyond it still becomes less likely.
     """
 
     @tf.custom_gradient

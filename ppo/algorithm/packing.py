@@ -1,4 +1,4 @@
-"""Rollouts in the form in which an actor sends them, and their union."""
+"""Packing the rollouts of a share of the envs for transport, and joining those of all shares."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def packed(rollouts: Rollouts, *, restarted: bool) -> Packed:
 
 
 def joined(parts: Sequence[Packed]) -> Rollouts:
-    """Returns the rollouts of all envs for those of each share, in order."""
+    """Joins the rollouts of all shares, in the order of the envs."""
     collected, arrays = [], []
     for of_team in zip(*(part.teams for part in parts), strict=True):
         rollouts, states, noises, predictions = zip(*of_team, strict=True)
@@ -55,7 +55,7 @@ def joined(parts: Sequence[Packed]) -> Rollouts:
 
 
 def _joined_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
-    """Returns the rollout of all rows, with zeros for the final observations of rows in which no episode ended."""
+    """Joins the rows of all shares. Final observations are zero in steps that end no episode."""
     whole = _concatenated([rollout._replace(final_observations=None) for rollout in rollouts])
 
     def final(observed: np.ndarray, *rows: np.ndarray) -> np.ndarray:
@@ -71,7 +71,7 @@ def _joined_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
 
 
 def _concatenated(parts: Sequence[Any], axis: int = 1) -> Any:
-    """Returns nested arrays of all rows for those of each share. None stays None."""
+    """Concatenates nested arrays along the axis of the rows. None stays None."""
 
     def leaf(*leaves: Any) -> Any:
         return leaves[0] if leaves[0] is None or len(leaves) == 1 else np.concatenate(leaves, axis)

@@ -33,7 +33,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Outline:
-    """What an actor says of its share.
+    """What an actor reports about its share of the envs.
 
     Attributes:
         spaces, members, wrappers: As of `Collector`.
@@ -66,7 +66,7 @@ def _portable(method: _Method) -> _Method:
 
 
 class Actor:
-    """A collector in a process of its own. Every method but `ping` may take long.
+    """A local collector in its own process. Every method except `ping` may take long.
 
     Ray may replace the process at any time. The first call then makes new envs, which begin fresh episodes.
 

@@ -1,9 +1,8 @@
 """A collector on Ray: K actors step the envs, each its share, and the rollouts come back through Ray's object store.
 
-Where the envs are stepped is the only difference from `LocalCollector`. Each actor has such a collector inside and
-draws the noise of all envs, so the actions in an env do not depend on K, up to the rounding of a row in another batch
-size.
-A call of `collect` carries all that an actor needs. Ray can therefore replace an actor and repeat the call.
+Only where the envs are stepped differs from `LocalCollector`. Each actor holds a local collector and draws the noise of
+all envs, so the actions in an env do not depend on K, except for rounding, which differs between batch sizes. A call of
+`collect` carries all that an actor needs, so Ray can replace an actor and repeat the call.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from ppo.model.agent import Agent
 from ppo.versions import PACKAGES, versions
 from vecenv.spaces import enclosing
 
-POLL_S = 1.0  # seconds between two looks at actors that have not answered
-FROZEN_POLLS = 20  # an actor that has not answered for so many polls is frozen, and killed
-LOST_POLLS = 60  # an actor that Ray has not replaced after so many polls is lost
+POLL_S = 1.0  # seconds between two polls of actors that have not answered
+FROZEN_POLLS = 20  # polls without an answer after which an actor counts as frozen and is killed
+LOST_POLLS = 60  # polls without an answer after which Ray is not expected to replace an actor
 CLOSE_S = 5.0  # seconds in which an actor may close its envs
 DEATHS = 3  # in a row, after which an actor is not replaced again
 
@@ -70,10 +69,12 @@ class RayCollector:
         cores: The number of cores that each actor reserves.
         warn: Called with a message when an actor was replaced.
 
+    All methods that call actors raise the following; `start` also raises ConfigError if a node has other versions of
+    the packages.
+
     Raises:
-        vecenv.WorkerDied: If an actor died or does not answer, from every method.
-        ConfigError: If a node has other versions of the packages, from `start`.
-        Exception: Whatever an env raised, with a note that names the collector, from every method.
+        vecenv.WorkerDied: If an actor died or does not answer.
+        Exception: Whatever an env raised, with a note that names the collector.
     """
 
     def __init__(
@@ -194,7 +195,7 @@ class RayCollector:
 
         for k in pending:
             if self._ray.wait([self._pings[k]], timeout=0)[0]:
-                with suppress(RayError):  # the call that is waited for says the same
+                with suppress(RayError):  # the pending call fails with the same error
                     self._places[k], self._silent[k] = self._ray.get(self._pings[k]), 0
                 self._pings[k] = self._ping(self._actors[k])
                 continue

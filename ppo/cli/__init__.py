@@ -125,7 +125,7 @@ def showing(doing: str, episodes: int) -> Iterator[Tally]:
 @contextmanager
 def stdout_for_results() -> Iterator[None]:
     """Sends what envs, networks and C libraries print in the block to stderr, also from processes started in it."""
-    if sys.stdout is not None:  # its descriptor was closed before Python started
+    if sys.stdout is not None:  # None: its descriptor was closed before Python started
         sys.stdout.flush()
     stdout = os.dup(1)
     try:

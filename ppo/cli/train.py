@@ -168,7 +168,7 @@ def _train(arguments: Arguments, config: Config, callbacks: Sequence[Callback]) 
         "callbacks": callbacks, "collectors": arguments.collectors, "cluster": arguments.cluster
     }  # fmt: skip
     if arguments.resume is None:
-        # A preset for another env than its own does not name the run.
+        # A preset names the run only if it trains on the preset's own env.
         own = arguments.config is not None and config.env == preset(arguments.config).env
         how |= {"logdir": arguments.logdir, "name": arguments.config if own else None}
         return ppo.train(config, init_from=arguments.init_from, **how)

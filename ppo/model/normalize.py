@@ -172,7 +172,7 @@ class RewardNormalizer(tf.Module):
 
         Args:
             rewards: Rewards of all steps, `float32[T, N]`.
-            begins: Whether the first step begins an episode, `bool[N]`. It does so after a reset, too.
+            begins: Whether the first of these steps is the first step of an episode, `bool[N]`.
             ended: Whether the step ended an episode by termination or truncation, `bool[T, N]`.
             weights: 0 for steps that do not count and 1 for all others, `float32[T * N]`; None if all count.
         """

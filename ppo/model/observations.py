@@ -306,7 +306,7 @@ def image_axes(space: spaces.Box, cnn: str) -> tuple[int, ...] | None:
 
 
 def image_warnings(space: gym.Space, cnn: str) -> list[str]:
-    """Returns a warning for each Box that looks like an image but is flattened, which loses what pixels are neighbors.
+    """Returns a warning for each Box that looks like an image but is flattened, so no layer knows which pixels touch.
 
     The arguments are the space of one observation and `Config.cnn`.
     """

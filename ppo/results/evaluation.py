@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 
 from ppo.config import Config, ConfigError
-from ppo.envs import EnvSource, distinct, evaluation_envs, spaces_of, time_limit_of
+from ppo.envs import EnvSource, distinct, evaluation_envs, mask_warning, spaces_of, time_limit_of
 from ppo.model.agent import Agent
 from ppo.model.checks import TrainingDiverged
 from ppo.results.policy import load_agent
@@ -30,7 +31,7 @@ from vecenv.spaces import leaves
 if TYPE_CHECKING:
     from vecenv.adapters.pettingzoo import ParallelVectorEnv
 
-MIN_LIMIT = 10_000  # an evaluation cuts an episode off after this many steps, unless training says otherwise
+MIN_LIMIT = 10_000  # the fewest steps after which an evaluation cuts an episode off, except in short runs
 ATTEMPTS = 3  # how often an evaluation is played if the death of a worker cuts its episodes off
 
 
@@ -98,7 +99,8 @@ class Players:
     Attributes:
         agents: The policy of each team. The only team of envs with one agent is "".
         config: The settings, for the envs, the seed, the kind of actions and the timeout.
-        limit: Number of steps after which an episode is cut off, unless the env itself allows more; see `limit_of`.
+        limit: Number of steps after which an episode is cut off; see `limit_of`. A longer time limit of the env counts
+            instead, up to `MIN_LIMIT` steps.
         warn: Called with the number of episodes that were cut off, if there are any.
         tally: Counts the episodes and steps, for a display.
         stopped: Whether to end the evaluation without a result; asked before every step.
@@ -186,9 +188,9 @@ def play(
 def limit_of(longest: float | None, steps: float | None = None) -> int:
     """Returns the number of steps after which an evaluation cuts an episode off, for `Players.limit`.
 
-    It is ten times the length of the longest training episode or, if that is more, `MIN_LIMIT` steps. If training has
-    taken fewer than `MIN_LIMIT / 10` steps in each env (`steps`), it is ten times that instead of `MIN_LIMIT`: a short
-    run on an env that never ends does not wait for long episodes.
+    It is `MIN_LIMIT` steps or, if this is more, ten times the length of the longest training episode (`longest`). If
+    training has taken fewer than `MIN_LIMIT / 10` steps in each env (`steps`), ten times this number replaces
+    `MIN_LIMIT`, so that a short run on an env that never ends does not wait for long episodes.
     """
     usual = min(MIN_LIMIT, 10 * int(steps)) if steps else MIN_LIMIT
     return max(usual, 10 * int(longest or 0))
@@ -221,6 +223,35 @@ def evaluate(players: Players, source: EnvSource, episodes: int) -> Evaluation:
 def _processes(envs: Any) -> list[Any]:
     """Returns the worker processes. A worker that is restarted has another process."""
     return getattr(whole_envs(envs), "processes", [])
+
+
+def check_evaluation(run: Run, config: Config, source: EnvSource, warn: Callable[[str], None]) -> None:
+    """Builds and resets an evaluation env of each function, so that a mistake ends the run before training.
+
+    Warns if infos hold an action mask that no policy would see. A vector env passed by the user is not reset.
+
+    Raises:
+        ConfigError: If the spaces of an env differ from those of the training envs.
+        Exception: Whatever an env raises, with a note that names `eval_env_kwargs`.
+    """
+    count, infos, warning = max(1, len(distinct(source))), None, None
+    try:
+        with evaluation_envs(config, source, count, infos=True) as envs:
+            run.check_spaces(spaces_of(config, envs))
+            if isinstance(source, gym.vector.VectorEnv):
+                return
+            with suppress(Exception):  # it may be about infos, which evaluations discard
+                _, infos = reset_envs(envs, config.seed, config.step_timeout_s)
+                warning = mask_warning(config, envs, infos)
+        if warning is not None:
+            warn(warning)
+        if infos is None:
+            with evaluation_envs(config, source, count) as envs:
+                reset_envs(envs, config.seed, config.step_timeout_s)
+    except Exception as error:
+        kwargs = f", with eval_env_kwargs={dict(config.eval_env_kwargs)}" if config.eval_env_kwargs else ""
+        error.add_note(f"This error is about an evaluation env, which is built once before training{kwargs}.")
+        raise
 
 
 def whole_envs(envs: Any) -> AsyncVectorEnv | SyncVectorEnv:
@@ -318,8 +349,7 @@ def load_players(
     run.check_given(envs is not None)
     # The agents are built with the run's spaces, because the weights follow the order of their keys.
     agents = {team: load_agent(run, warn, checkpoint=checkpoint, team=team) for team in run.read_spaces()}
-    longest, updates = (
-        number_in(run.checkpoints, checkpoint, *keys) for keys in (("episodes", "longest"), ("update",))
-    )
-    limit = limit_of(longest, config.num_steps * (updates or 0))
+    longest = number_in(run.checkpoints, checkpoint, "episodes", "longest")
+    updates = number_in(run.checkpoints, checkpoint, "update") or 0
+    limit = limit_of(longest, config.num_steps * updates)
     return Players(agents, dataclasses.replace(config, **settings), limit, warn, tally or Tally())

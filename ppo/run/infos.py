@@ -18,7 +18,7 @@ def mean_of(values: Iterable[float]) -> float | None:
 
 
 def with_absent_flags(values: np.ndarray, cut: np.ndarray) -> np.ndarray:
-    """Returns the values of an info in episodes, where a flag that an episode lacks because it was `cut` off is 0.
+    """Returns the values of an info in each episode, with 0 for a flag that is missing because the episode was `cut`.
 
     Many envs set a flag such as is_success only at the end of an episode. A mean over the episodes that have it would
     ignore the failures that never end. An info is a flag if each of its values is 0 or 1.

@@ -67,6 +67,19 @@ def group_of(name: str) -> str | None:
     return f"{METRICS[metric]}/{team}"
 
 
+def with_means(of_teams: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Returns the metrics of an update for those of each team, by its name: means over the teams that have a metric.
+
+    With several teams, the result also holds each team's own metrics, as `TEAM/NAME`.
+    """
+    names = dict.fromkeys(name for own in of_teams.values() for name in own)
+    values = {name: [own[name] for own in of_teams.values() if name in own] for name in names}
+    means = {name: sum(found) / len(found) for name, found in values.items()}
+    if len(of_teams) == 1:
+        return means
+    return {f"{team}/{name}": value for team, own in of_teams.items() for name, value in own.items()} | means
+
+
 class Clock:
     """Measures seconds of training, including those of earlier processes, and speeds since the last report."""
 
@@ -243,7 +256,7 @@ class MetricsWriter:
             with self._events.as_default(step=report["env_steps"]):
                 for name, value in plain.items():
                     if value is not None and groups[name] is not None:
-                        # Unlike `tf.summary.scalar`, which writes tensors, this is a scalar for all readers.
+                        # `tf.summary.scalar` would write a tensor, which some readers do not show.
                         scalar = Summary.Value(tag=f"{groups[name]}/{name}", simple_value=value)
                         tf.summary.experimental.write_raw_pb(Summary(value=[scalar]).SerializeToString())
             self._events.flush()  # a process that is killed loses no report

@@ -16,25 +16,24 @@ import vecenv
 from ppo.algorithm.rollout import Collector
 from ppo.algorithm.schedules import schedule_change
 from ppo.callbacks import Callback
-from ppo.config import SETTINGS, Config, ConfigError
+from ppo.config import NORMALIZERS, SETTINGS, Config, ConfigError
 from ppo.envs import sentence_of
 from ppo.model.agent import Agent
 from ppo.model.normalize import RunningMoments
-from ppo.run.checkpoint import BEST, Checkpoints, Recorded, name_of, number_in, only_reward_moments, value_in
+from ppo.run.checkpoint import Checkpoints, Recorded, name_of, only_reward_moments
 from ppo.run.folder import Run, RunError, write_atomically
 from ppo.run.metrics import Clock, Episodes
 from ppo.run.modules import config_to_load
-from ppo.run.scores import Evaluation
 
 MAX_STATES_S, STATES_SHARE = 1.0, 0.01
 """If saving the states of the envs took more than `MAX_STATES_S` seconds, periodic checkpoints omit them as often as is
 needed for saving them to take at most the share `STATES_SHARE` of the time."""
 
-# Settings of the networks that a run may change if it starts from another run, and those of the networks' scales.
-INITIAL = ("policy_output_gain", "initial_log_std")  # of new networks, so they have no effect on such a run
-MAY_DIFFER = {*INITIAL, "min_log_std"}
-NORMALIZERS = ("normalize_observations", "normalize_rewards")
+INITIAL = ("policy_output_gain", "initial_log_std")
+"""Settings that concern only new networks, so they have no effect on a run that starts from another run."""
 
+MAY_DIFFER = {*INITIAL, "min_log_std"}
+"""Settings of the networks in which a run may differ from the run from which it starts."""
 
 KEPT_ROLLOUTS = 10
 """Maximum weight of another run's statistics of observations, in rollouts.
@@ -96,9 +95,6 @@ class Saver:
 
     A checkpoint always holds the progress and the modules. It also holds the env states if these can be saved. A run
     that resumes without env states begins fresh episodes.
-
-    Attributes:
-        best: The mean return of the checkpoint `best` in an evaluation; None if there is no such checkpoint yet.
     """
 
     def __init__(
@@ -113,7 +109,6 @@ class Saver:
         self._tried_s = 0.0  # when it ended
         self._saved_steps: int | None = None  # env-steps of the last checkpoint
         self._complete = False  # whether it holds everything that a checkpoint of this run can hold
-        self.best = number_in(run.checkpoints, BEST, "return_mean")
 
     def resume(self, config: Config) -> None:
         """Restores the newest valid checkpoint, and writes the settings for the rest of the run."""
@@ -188,24 +183,12 @@ class Saver:
         self._saved_steps, self._complete = steps, False
         return path
 
-    def save_best(self, evaluation: Evaluation, actions: Recorded, where: Mapping[str, Any]) -> None:
-        """Saves an evaluated policy as the checkpoint "best", unless an earlier one had a higher mean return.
-
-        Nothing resumes from this checkpoint, so it holds no env states. `where` is JSON values that describe the envs
-        of the evaluation.
-        """
-        return_mean = float(evaluation.returns.mean())
-        if self.best is None or return_mean >= self.best:
-            self._run.check_exists()
-            steps = self._progress.env_steps
-            values = {**self._progress.to_json(), "env_steps": steps, "return_mean": return_mean}
-            values |= {"deterministic": evaluation.deterministic, "evaluated_in": where}
-            self._checkpoints.save(steps, values, actions=actions, best=True)
-            self.best = return_mean
-
-    def best_was_evaluated_in(self, where: Mapping[str, Any]) -> bool:
-        """Returns whether the checkpoint `best` was evaluated in the envs that `where` describes."""
-        return value_in(self._run.checkpoints, BEST, "evaluated_in") == where
+    def save_best(self, values: Mapping[str, Any], actions: Recorded) -> None:
+        """Writes the checkpoint "best" with these values. Nothing resumes from it, so it holds no env states."""
+        self._run.check_exists()
+        steps = self._progress.env_steps
+        values = {**self._progress.to_json(), "env_steps": steps, **values}
+        self._checkpoints.save(steps, values, actions=actions, best=True)
 
     def _why_omitted(self, periodic: bool, dropped: bool) -> str | None:
         """Returns the reason why a checkpoint omits the states of the envs, or None if it need not omit them."""
@@ -252,7 +235,7 @@ def check_origin(origin: Run, config: Config) -> None:
     """
     before = origin.read_config()
     networks = [name for name, setting in SETTINGS.items() if setting.group == "network" and name not in MAY_DIFFER]
-    for name in (*networks, *NORMALIZERS):
+    for name in (*networks, *NORMALIZERS.values()):
         there, here = getattr(before, name), getattr(config, name)
         if there != here:
             raise ConfigError(

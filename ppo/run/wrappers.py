@@ -1,7 +1,8 @@
-"""The wrappers of a run's envs: training records them, and exports list them and include those that are affine."""
+"""The wrappers of a run's envs, which training records. Exports list them, and include the outermost affine ones."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,8 +33,8 @@ class Wrapper:
     Attributes:
         name: Its name as in the setting `wrappers`: "Wrapper" for one of Gymnasium's, else "module:Wrapper".
         kwargs: Its arguments, as JSON values.
-        changes: What it changes; nothing if it only repeats actions.
-        inside: The space of what it changes in the env inside it, if ppo can describe it and training recorded it.
+        changes: What it changes; empty if it only repeats actions.
+        inside: For each part that it changes, the space of the env inside it, if training could record this space.
     """
 
     name: str
@@ -69,15 +70,14 @@ def describe(env: Any) -> list[dict[str, Any]]:
     Runs in the process of the env.
     """
     found = []
-    while isinstance(env, gym.Wrapper):
-        kind, inner = type(env), env.env
+    for wrapper, inner in itertools.pairwise(vecenv.state.layers_of(env)):
+        kind = type(wrapper)
         module = kind.__module__
         name = kind.__name__ if module.startswith(GYMNASIUM) else f"{module}:{kind.__name__}"
         if (changes := _changes(name, kind)) is not None:
             inside = {part: _described(getattr(inner, f"{part.removesuffix('s')}_space")) for part in changes}
-            kwargs = json.loads(json.dumps(getattr(env, "_saved_kwargs", {}), default=_plain))
+            kwargs = json.loads(json.dumps(getattr(wrapper, "_saved_kwargs", {}), default=_plain))
             found.append({"name": name, "kwargs": kwargs, "changes": changes, "inside": inside})
-        env = inner
     return found[::-1]
 
 
@@ -92,9 +92,9 @@ def describe_each(config: Config, envs: Any) -> list[list[dict[str, Any]]]:
 
 
 def agreed(each: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Returns the wrappers of all envs for those of each.
+    """Returns the wrappers of each env as one list.
 
-    If the envs have different wrappers, these are the wrappers of any env, without the spaces inside them.
+    If the envs have different wrappers, the list has every wrapper of any env, without the spaces inside them.
     """
     if all(found == each[0] for found in each):
         return each[0] if each else []

@@ -1,9 +1,10 @@
 """Block: memory that several processes share, or that is private to one process.
 
-On Linux, a block is a file that never has a name: in /dev/shm, or in memory if that is too small or with
-`shared_memory=False`. Processes pass its file descriptor. No matter which process dies, and when, nothing remains, and
-the kernel frees the memory when the last process closes it. Other systems use a `multiprocessing.shared_memory`
-segment, whose name is removed within about 50 us; a process that is killed during this time leaks the segment.
+On Linux, a block is a file that never has a name. It is in /dev/shm or, with `shared_memory=False` or if /dev/shm is
+too small, an anonymous file in memory. Processes pass its file descriptor. No matter which process dies, and when,
+nothing remains, and the kernel frees the memory when the last process closes it. Other systems use a
+`multiprocessing.shared_memory` segment, whose name is removed within about 50 us; a process that is killed during this
+time leaks the segment.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Block:
         """
         size, limits = max(size, 1), memory_limits()
         _check_room(size, limits)
-        # An anonymous file may use up all memory, so its size must have been checked.
+        # Nothing limits an anonymous file, which may use up all memory, so its size must have been checked.
         falls_back = shared_memory and bool(limits) and hasattr(os, "memfd_create")
         try:
             descriptor = _claimed(size, shared_memory, falls_back)

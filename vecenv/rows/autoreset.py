@@ -135,7 +135,7 @@ class Episodes:
 
 
 def _sums(left: Any, right: Any) -> Any:
-    """Returns `left + right`, even if numpy raises on an overflow or on inf - inf, as `np.seterr` lets it."""
+    """Returns `left + right`, even if a script's `np.seterr` makes numpy raise on overflow or on inf - inf."""
     try:
         return left + right
     except (FloatingPointError, RuntimeWarning):

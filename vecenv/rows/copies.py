@@ -1,7 +1,7 @@
-"""copiers: functions that return copies of values, so that several envs can each have their own.
+"""copiers: functions that return copies of values, so that each of several envs can have its own.
 
-An env in a process of its own has its own copy of all that its function captures and of all arguments. Envs that share
-a process get the same from here, so that results do not depend on the number of processes.
+An env that is alone in a worker has its own copies of what its function captures and of all arguments, because they
+were pickled. Envs that share a process get such copies from here, so results do not depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-_LARGE = 2**20  # bytes of an array from which on copies share the pages that they do not write to
+_LARGE = 2**20  # from this size in bytes, the copies of an array share the pages that none of them writes to
 
 
 def copiers(values: Sequence[Any]) -> list[Callable[[], Any]]:
-    """Returns a function for each value that returns a new copy of what the value is now.
+    """Returns a function for each value, which returns a new copy of the value as it is now.
 
-    Copies are those of `pickle`, but functions are copied with their closures and defaults, and share their globals.
-    Modules, classes and functions that can be imported stay the same objects. A value that cannot be pickled is
-    returned itself; worker processes could not receive it.
+    The copies are those that `pickle` would make. Functions are copied with their closures and defaults, but share
+    their globals. Modules, classes and functions that can be imported are not copied. Neither is a value that cannot be
+    pickled, which workers could not receive anyway.
     """
     pages = _Pages()
     snapshots: dict[int, Callable[[], Any]] = {}
@@ -57,7 +57,7 @@ def _load(data: bytes, kept: list[Any], pages: _Pages, places: list[slice]) -> A
 
 
 class _Kept:
-    """Stands for an object that copies do not copy."""
+    """Marks an object that all copies share."""
 
     def __init__(self, value: Any):
         self.value = value
@@ -67,8 +67,8 @@ class _Pickler(cloudpickle.Pickler):
     """Pickles a value for copies in this process.
 
     Attributes:
-        kept: The objects that are not copied.
-        places: Where the large arrays are in the pages.
+        kept: The objects that all copies share.
+        places: Where the pages hold the large arrays.
     """
 
     def __init__(self, stream: io.BytesIO, pages: _Pages):
@@ -85,7 +85,7 @@ class _Pickler(cloudpickle.Pickler):
         super().__init__(stream, protocol=5, buffer_callback=is_in_stream)
 
     def persistent_id(self, obj: Any) -> int | None:
-        """Returns the index in `kept` of an object that is not copied; None for any other object."""
+        """Returns the index in `kept` of an object that all copies share; None for any other object."""
         kind = type(obj)
         if not (kind is _Kept or issubclass(kind, type | ModuleType) or (kind in (str, bytes) and len(obj) >= _LARGE)):
             return None
@@ -93,10 +93,10 @@ class _Pickler(cloudpickle.Pickler):
         return len(self.kept) - 1
 
     def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is CellType:  # filled by the functions that use it, which it may hold itself
+        if type(obj) is CellType:  # filled with the functions that use it, because it may hold them
             return CellType, ()
         reduced = super().reducer_override(obj)
-        if type(obj) is not FunctionType or reduced is NotImplemented:  # it is found by its name
+        if type(obj) is not FunctionType or reduced is NotImplemented:  # pickled by its name
             return reduced
         contents = []
         for cell in obj.__closure__ or ():
@@ -129,12 +129,13 @@ def _fill_function(function: FunctionType, state: tuple) -> None:
 
 
 class _Pages:
-    """The data of large arrays, in a file in memory that copies map privately: a page is copied when it is written.
+    """The data of large arrays, in a file in memory that copies map privately: writing to a page copies this page.
 
-    Many envs may use one dataset, of which each would otherwise hold a copy.
+    Otherwise, each of many envs that use one dataset would hold a copy of all of it.
 
     Attributes:
-        sources: The data that was added, and its place, by address and size. It keeps the addresses from being reused.
+        sources: The place of the data that was added, and the data, by address and size. Holding the data keeps its
+            address from being reused.
     """
 
     def __init__(self) -> None:
@@ -143,7 +144,7 @@ class _Pages:
         self._size = 0
 
     def place_of(self, data: memoryview) -> slice | None:
-        """Returns where some data is in the file, to which it is added first; None if the system has no such file."""
+        """Adds some data to the file, unless it is there, and returns its place; None if there can be no such file."""
         key = (np.frombuffer(data, np.uint8).ctypes.data, data.nbytes)
         if key not in self.sources:
             try:

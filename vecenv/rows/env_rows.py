@@ -264,7 +264,7 @@ class EnvRows(Rows):
         if isinstance(actions, np.ndarray):
             return actions
         one_by_one = each(self._action_space, actions)
-        # Before the first of them is used, because an env may change an object that is in several actions.
+        # All are copied before the first is used, because an env may change an object that is in several actions.
         return [copied(action) for action in one_by_one] if given and self._options.own_copies else one_by_one
 
     def _objects_of(self, infos: Infos) -> StepObjects:

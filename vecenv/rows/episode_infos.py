@@ -70,7 +70,7 @@ def find_rows(infos: Any, key: str, rows: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def number_so_far(value: Any) -> float:
-    """Returns a value before the end of an episode as a float; NaN if it is not a number, which only the end needs."""
+    """Returns a value before the end of an episode as a float; NaN if it is not a number, an error only at the end."""
     try:
         return number(value)
     except TypeError:

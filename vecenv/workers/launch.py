@@ -58,7 +58,7 @@ JOB_SIGNALS = (
     signal.SIGUSR2,
     signal.SIGXCPU,
 )
-"""Signals that terminals and schedulers send to all processes of a job. Workers leave it to their parent to respond."""
+"""Signals that terminals and schedulers send to all processes of a job. Workers leave the response to their parent."""
 
 ORPHAN_GRACE_S = 2.0  # time for envs to finish a step and close after the parent is gone
 END_S = 0.5  # time for workers to end by themselves after the grace, before the fork server and the kernel end them
@@ -371,8 +371,8 @@ def _current_folder() -> str | None:
 
 
 def _start_resource_tracker() -> None:
-    """Starts multiprocessing's resource tracker, which by itself ignores only SIGINT and SIGTERM."""
-    with _signals_blocked():  # also undoes its side effect of unblocking these two in this thread
+    """Starts multiprocessing's resource tracker so that it survives `JOB_SIGNALS`, not only SIGINT and SIGTERM."""
+    with _signals_blocked():  # `ensure_running` unblocks SIGINT and SIGTERM; this restores the mask
         resource_tracker.ensure_running()
 
 

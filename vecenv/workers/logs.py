@@ -1,7 +1,7 @@
-"""Hands the parent's configuration of `logging` to workers, which would otherwise drop most of what their envs log.
+"""Passes the parent's configuration of `logging` to workers, which would otherwise drop most of what their envs log.
 
-Handlers cannot be pickled, so workers build handlers of their own that write to the same places. A handler that this
-module does not know, such as one of another package, becomes a handler that writes to stderr.
+Handlers cannot be pickled, so workers build new ones that write to the same places. A handler of an unknown class, such
+as one from another package, is replaced by a handler that writes to stderr.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vecenv.workers.pickling import picklable
 
 @dataclass(frozen=True)
 class HandlerSettings:
-    """What it takes to build a handler."""
+    """A handler in a form that can be pickled; `build` returns a new one."""
 
     make: Callable[[], logging.Handler]
     level: int
@@ -68,19 +68,15 @@ def configure_logging(settings: LogSettings) -> None:
         logger = logging.getLogger(name)
         logger.setLevel(one.level)
         logger.propagate, logger.disabled = one.propagate, one.disabled
-    _add_handlers(settings, [None])
+    add_handlers({None: settings[None]})
 
 
 def add_handlers(settings: LogSettings) -> None:
-    """Adds the remaining handlers. Call this after modules were imported, which may add handlers to their loggers."""
-    _add_handlers(settings, list(settings))
-
-
-def _add_handlers(settings: LogSettings, names: list[str | None]) -> None:
-    for name in names:
+    """Adds handlers to loggers that have none. Call it after imports, because modules may add handlers themselves."""
+    for name, one in settings.items():
         logger = logging.getLogger(name)
         if not logger.handlers:
-            for handler in settings[name].handlers:
+            for handler in one.handlers:
                 logger.addHandler(handler.build())
 
 

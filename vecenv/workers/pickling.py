@@ -2,8 +2,8 @@
 
 cloudpickle pickles classes and functions of imported modules by reference, which is their name. A worker cannot follow
 this reference if the module was loaded by `importlib.util.spec_from_file_location`, `runpy` or `types.ModuleType`, or
-if its name now leads to a different file. Such modules are pickled by value, like `__main__`, and so is what specs of
-registered envs name.
+if its name now leads to a different file. Such modules are pickled by value, like `__main__`, and so are the functions
+and classes in them that specs of registered envs name.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def dumps(value: Any, remedy: str = "Pass only what can be pickled.", parts: Map
     """Returns a pickle of a value that workers can load.
 
     Raises:
-        TypeError: If the value cannot be pickled. The message leads to the object that is to blame, from one of the
-            `parts` of the value, by name, and ends with the `remedy`. A note names the modules that had to be pickled
-            by value.
+        TypeError: If the value cannot be pickled. The message names each step from one of the `parts` of the value (by
+            default, the value itself) to the object that is to blame, and ends with the `remedy`. A note names the
+            modules that had to be pickled by value.
         SharedMemoryFull: If there is no memory for the pickle.
     """
     try:
@@ -90,7 +90,7 @@ def _dumps(value: Any) -> bytes:
 
 
 def _chain(parts: Mapping[str, Any]) -> str:
-    """Returns the way to an object that cannot be pickled: "env_fns[0] (function make) > variable 'lock' (lock)"."""
+    """Returns the steps to an object that cannot be pickled: "env_fns[0] (function make) > variable 'lock' (lock)"."""
     steps: list[str] = []
     seen: set[int] = set()
     while found := next(((k, v) for k, v in parts.items() if id(v) not in seen and not picklable(v)), None):

@@ -100,7 +100,7 @@ class Channel:
     def put(self, frame: bytes) -> bool:
         """Sends a frame and returns whether all of it fit. The remainder is kept for `flush`.
 
-        Only `flush` empties `unsent`, so that whoever waits for room also notices when none is needed any more.
+        Only `flush` empties `unsent`, so that a caller that waits for room learns when all frames have been sent.
         """
         if self.unsent:
             self.unsent.append(memoryview(frame))

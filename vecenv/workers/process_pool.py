@@ -90,7 +90,7 @@ class ProcessPool(Pool):
             how = replace(options, own_copies=run.high - run.low > 1)  # the envs of a worker share this pickle
             build = Build(logs, worker_init, partial(build_rows, specs, env_fns[run.rows], run.low, how))
             # One pickle, so that objects that both use, such as globals of a script, stay the same objects.
-            pickled = None if forks else dumps(build, processes.BY_VALUE, _parts(env_fns, run, worker_init))
+            pickled = None if forks else dumps(build, processes.REMEDY, _parts(env_fns, run, worker_init))
             self._frames.append(start_frame(pickled))
             if restart:
                 self._builds.append(pickled)

@@ -25,7 +25,7 @@ from vecenv.workers.pipes import BadFrame, Channel, Deadline, Waiter
 from vecenv.workers.pool import EnvRange
 from vecenv.workers.protocol import Build, Kind, StartCommand, decode, encode
 
-BY_VALUE = (
+REMEDY = (
     "Create it inside the function, so that each env has its own. num_workers=0 and context='fork' do not pickle "
     "functions."
 )
@@ -96,7 +96,7 @@ def foreign_specs() -> list[EnvSpec]:
 def _refusing(spec: EnvSpec) -> EnvSpec:
     """Returns a spec to send instead of one that cannot be pickled. Making its env raises an error that says why."""
     try:
-        dumps(spec, BY_VALUE, {f"the spec of {spec.id!r}": spec})
+        dumps(spec, REMEDY, {f"the spec of {spec.id!r}": spec})
     except TypeError as error:
         return EnvSpec(spec.id, functools.partial(_refuse, str(error)))
     return spec
@@ -111,7 +111,7 @@ def start_worker(
 ) -> Worker:
     """Starts the process of one worker, which then waits for the message START; `others` are the existing workers.
 
-    `inherited_build` is that of a process that is forked from this one; see `StartCommand`.
+    `inherited_build` is for a process that is forked from this one, and None otherwise; see `StartCommand`.
 
     Raises WorkerDied if the process ends before it has started.
     """

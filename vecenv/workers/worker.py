@@ -73,8 +73,9 @@ def run(connection: Connection, inherited: Sequence[Channel], spin: bool, build:
         signal.signal(number, _ignore)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # Python's default, which a fork of a script may not have
     _forks_end_on_sigterm()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, JOB_SIGNALS)  # which were blocked until they are ignored
-    # Python does not let daemonic processes start others, which would outlive them if SIGTERM ended them.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, JOB_SIGNALS)  # blocked since this process was started
+    # Python forbids daemonic processes to start others, which would survive if SIGTERM ended their parent. Workers
+    # ignore SIGTERM.
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     _end_with_fork_server()
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -136,7 +137,7 @@ def _end_with_parent() -> None:
             sentinel = os.pidfd_open(parent.pid)
     wait([sentinel])
     time.sleep(ORPHAN_GRACE_S)
-    for child in multiprocessing.active_children():  # which an env has not ended
+    for child in multiprocessing.active_children():  # that envs have started but not ended
         child.kill()
     os._exit(1)
 

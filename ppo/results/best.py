@@ -1,0 +1,65 @@
+"""The checkpoint `best`: the policy of a run that had the highest mean return in an evaluation."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ppo.config import Config
+from ppo.envs import EnvSource, identity_of
+from ppo.results.evaluation import Players, evaluate
+from ppo.results.policy import load_agent
+from ppo.run.checkpoint import BEST, Recorded, number_in, value_in
+from ppo.run.folder import Run, RunError
+from ppo.run.resume import Saver
+from ppo.run.scores import Evaluation
+from ppo.run.status import Status, Tally
+
+
+class Best:
+    """Keeps the checkpoint `best` of a run.
+
+    Args:
+        run: The run.
+        saver: Writes the checkpoint.
+        config: The settings of the run.
+        source: What evaluations use; see `ppo.train`.
+    """
+
+    def __init__(self, run: Run, saver: Saver, config: Config, source: EnvSource):
+        self._run, self._saver, self._config, self._source = run, saver, config, source
+        self._return_mean = number_in(run.checkpoints, BEST, "return_mean")
+        self._where = {"eval_env_kwargs": config.eval_env_kwargs, "envs": identity_of(source)}
+        comparable = source is None or self._where["envs"] is not None
+        same = comparable and value_in(run.checkpoints, BEST, "evaluated_in") == self._where
+        self._is_stale = self._return_mean is not None and not same
+
+    def refresh(self, players: Players, status: Status) -> None:
+        """Evaluates the checkpoint again if this process may evaluate in other envs than an earlier one did.
+
+        Otherwise the score of an easier evaluation would prevent later policies from becoming the best.
+
+        Raises:
+            EvaluationStopped: See `ppo.results.evaluation.play`.
+        """
+        if not self._is_stale:
+            return
+        before, warn, tally = self._return_mean, players.warn, Tally(doing="evaluating the best checkpoint")
+        try:
+            agents = {team: load_agent(self._run, warn, checkpoint=BEST, team=team) for team in players.agents}
+            best = dataclasses.replace(players, agents=agents, tally=tally)
+            with status.doing(tally):
+                scores = evaluate(best, self._source, self._config.eval_episodes)
+            self._return_mean = now = float(scores.returns.mean())
+            if now != before:
+                warn(f"the checkpoint best, whose mean return was {before:,.1f}, has {now:,.1f} in the evaluation envs")
+        except RunError:
+            self._return_mean = None  # it is damaged, as `warn` has said
+        self._is_stale = False
+
+    def offer(self, evaluation: Evaluation, actions: Recorded) -> None:
+        """Saves the current policy as the checkpoint unless an earlier one had a higher mean return."""
+        return_mean = float(evaluation.returns.mean())
+        if self._return_mean is None or return_mean >= self._return_mean:
+            values = {"return_mean": return_mean, "deterministic": evaluation.deterministic}
+            self._saver.save_best({**values, "evaluated_in": self._where}, actions)
+            self._return_mean = return_mean
