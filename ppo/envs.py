@@ -265,13 +265,12 @@ def _observation_space(rows: Any) -> gym.Space:
 
 def _normalizers_of(env: Any) -> list[str]:
     """Returns the wrappers of an env that update statistics of their own. It is called in the env's process."""
-    found = []
-    while isinstance(env, gym.Wrapper):
-        for name in NORMALIZERS:
-            if isinstance(env, getattr(gym.wrappers, name)) and env.update_running_mean:
-                found.append(name)
-        env = env.env
-    return found
+    return [
+        name
+        for layer in vecenv.state.layers_of(env)
+        for name in NORMALIZERS
+        if isinstance(layer, getattr(gym.wrappers, name)) and layer.update_running_mean
+    ]
 
 
 def time_limit_of(envs: Envs) -> int:

@@ -100,7 +100,7 @@ class Collector(Protocol):
         """Restores a result of `get_states`."""
 
 
-class LocalCollector(tf.Module):
+class LocalCollector:
     """Collects in this process. The envs write the rollout into the slab; only actions and predictions pass through.
 
     Args:
@@ -124,7 +124,6 @@ class LocalCollector(tf.Module):
         wrappers: Sequence[Any] = (),
         first: int = 0,
     ):
-        super().__init__(name="collector")
         self.wrappers = wrappers
         joint = envs.joint if config.is_multi_agent else envs
         self.envs = InGraphVectorEnv(joint, num_steps=config.num_steps, timeout_s=config.step_timeout_s)

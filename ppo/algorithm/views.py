@@ -12,7 +12,7 @@ from ppo.model.recurrent import flat
 from vecenv.ingraph import Rollout
 from vecenv.spaces import Path, nest, pick
 
-Group = Any  # a AgentRows; its module needs PettingZoo
+Group = Any  # an AgentRows, whose module needs PettingZoo
 
 
 class View(Protocol):

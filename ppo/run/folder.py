@@ -188,7 +188,7 @@ class Run:
         """Writes the spaces of each team, so that policies can be used without the env. The team of one agent is "".
 
         `given` says whether the envs were passed to `ppo.train` instead of being made from `config.env`. `wrappers` is
-        the result of `ppo.run.wrappers.describe_all`.
+        the result of `ppo.run.wrappers.agreed`.
         """
         of_teams = {
             name: {"observation": space_to_json(observed), "action": space_to_json(acted)}

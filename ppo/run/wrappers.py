@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -69,15 +70,14 @@ def describe(env: Any) -> list[dict[str, Any]]:
     Runs in the process of the env.
     """
     found = []
-    while isinstance(env, gym.Wrapper):
-        kind, inner = type(env), env.env
+    for wrapper, inner in itertools.pairwise(vecenv.state.layers_of(env)):
+        kind = type(wrapper)
         module = kind.__module__
         name = kind.__name__ if module.startswith(GYMNASIUM) else f"{module}:{kind.__name__}"
         if (changes := _changes(name, kind)) is not None:
             inside = {part: _described(getattr(inner, f"{part.removesuffix('s')}_space")) for part in changes}
-            kwargs = json.loads(json.dumps(getattr(env, "_saved_kwargs", {}), default=_plain))
+            kwargs = json.loads(json.dumps(getattr(wrapper, "_saved_kwargs", {}), default=_plain))
             found.append({"name": name, "kwargs": kwargs, "changes": changes, "inside": inside})
-        env = inner
     return found[::-1]
 
 

@@ -19,7 +19,7 @@ import vecenv
 from ppo import Run, export
 from ppo.results import export as exports
 from ppo.results.export import ExportError
-from ppo.run.wrappers import describe, describe_all
+from ppo.run.wrappers import agreed, describe, describe_each
 from tests.ppo.runs import command, untrained_run, with_reports
 from vecenv.spaces import leaves, nest, pick
 
@@ -230,15 +230,15 @@ def test_a_run_records_the_wrappers_of_its_envs(tmp_path):
 
 
 def test_wrappers_that_only_some_envs_have_are_named_and_not_included():
-    makes = [Motors, lambda: rescaled_action(Motors())]
-    with vecenv.SyncVectorEnv(makes, observation_mode="different", clip_actions=True) as envs:
-        found = describe_all(envs)
-    assert [(one["name"], one["inside"]) for one in found] == [("RescaleAction", {})]
+    makes = [lambda: Motors(np.float64), lambda: rescaled_observation(Motors(np.float64))]
+    with vecenv.SyncVectorEnv(makes, observation_mode="different") as envs:
+        found = agreed(describe_each(ppo.Config(), envs))
+    assert [(one["name"], one["inside"]) for one in found] == [("RescaleObservation", {})]
 
 
 def test_vector_envs_that_are_stepped_in_one_call_have_no_wrappers():
     with vecenv.make("HalfCheetah-v5", 2, num_workers=0) as envs:
-        assert describe_all(envs) == []
+        assert describe_each(ppo.Config(), envs) == []
 
 
 def test_a_run_without_a_record_of_its_wrappers_names_those_of_its_settings(tmp_path):
