@@ -120,6 +120,20 @@ def test_without_workers_objects_that_cannot_be_pickled_are_shared():
         assert envs.get_attr("counter") == (lock, lock)
 
 
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_a_function_that_captures_what_cannot_be_pickled_still_has_its_own_other_variables(num_workers):
+    lock, make = threading.Lock(), counting([0])
+
+    def locking():
+        with lock:
+            return make() if locking else None  # a function that refers to itself
+
+    context = {"context": "fork"} if num_workers else {}
+    with vecenv.AsyncVectorEnv([locking] * 4, num_workers=num_workers, **context) as envs:
+        envs.reset()
+        assert envs.step([0] * 4)[0].tolist() == [2] * 4
+
+
 # `copiers` itself.
 
 

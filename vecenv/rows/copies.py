@@ -26,8 +26,8 @@ def copiers(values: Sequence[Any]) -> list[Callable[[], Any]]:
     """Returns a function for each value that returns a new copy of what the value is now.
 
     Copies are those of `pickle`, but functions are copied with their closures and defaults, and share their globals.
-    Modules, classes and functions that can be imported stay the same objects. A value that cannot be pickled is
-    returned itself; worker processes could not receive it.
+    Modules, classes and functions that can be imported stay the same objects. So does what cannot be pickled: a whole
+    value, or a variable that a function captures.
     """
     pages = _Pages()
     snapshots: dict[int, Callable[[], Any]] = {}
@@ -41,13 +41,13 @@ def copiers(values: Sequence[Any]) -> list[Callable[[], Any]]:
 def _copier(value: Any, pages: _Pages) -> Callable[[], Any]:
     if value is None:  # as the options of most resets
         return lambda: None
-    stream = io.BytesIO()
-    pickler = _Pickler(stream, pages)
-    try:
-        pickler.dump(value)
-    except Exception:
-        return lambda: value
-    return functools.partial(_load, stream.getvalue(), pickler.kept, pages, pickler.places)
+    for keeps_variables in (False, True):
+        stream = io.BytesIO()
+        pickler = _Pickler(stream, pages, keeps_variables=keeps_variables)
+        with contextlib.suppress(Exception):
+            pickler.dump(value)
+            return functools.partial(_load, stream.getvalue(), pickler.kept, pages, pickler.places)
+    return lambda: value
 
 
 def _load(data: bytes, kept: list[Any], pages: _Pages, places: list[slice]) -> Any:
@@ -66,12 +66,14 @@ class _Kept:
 class _Pickler(cloudpickle.Pickler):
     """Pickles a value for copies in this process.
 
+    With `keeps_variables`, variables that functions capture are not copied if they cannot be pickled.
+
     Attributes:
         kept: The objects that are not copied.
         places: Where the large arrays are in the pages.
     """
 
-    def __init__(self, stream: io.BytesIO, pages: _Pages):
+    def __init__(self, stream: io.BytesIO, pages: _Pages, *, keeps_variables: bool):
         self.kept: list[Any] = []
         self.places = places = list[slice]()
 
@@ -83,6 +85,7 @@ class _Pickler(cloudpickle.Pickler):
             return False
 
         super().__init__(stream, protocol=5, buffer_callback=is_in_stream)
+        self._pages, self._keeps_variables = pages, keeps_variables
 
     def persistent_id(self, obj: Any) -> int | None:
         """Returns the index in `kept` of an object that is not copied; None for any other object."""
@@ -101,9 +104,20 @@ class _Pickler(cloudpickle.Pickler):
         contents = []
         for cell in obj.__closure__ or ():
             with contextlib.suppress(ValueError):  # the cell is empty
-                contents.append((cell, cell.cell_contents))
+                held = cell.cell_contents
+                contents.append((cell, _Kept(held) if self._keeps(held) else held))
         state = obj.__defaults__, obj.__kwdefaults__, obj.__dict__, contents
         return _new_function, (_Kept(obj), obj.__closure__), state, None, None, _fill_function
+
+    def _keeps(self, held: Any) -> bool:
+        """Returns whether a variable of a function is not copied. Functions are copied, with their own variables."""
+        if not self._keeps_variables or type(held) is FunctionType:
+            return False
+        try:
+            _Pickler(io.BytesIO(), self._pages, keeps_variables=False).dump(held)
+        except Exception:
+            return True
+        return False
 
 
 class _Unpickler(pickle.Unpickler):
