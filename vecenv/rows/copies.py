@@ -26,8 +26,8 @@ def copiers(values: Sequence[Any]) -> list[Callable[[], Any]]:
     """Returns a function for each value that returns a new copy of what the value is now.
 
     Copies are those of `pickle`, but functions are copied with their closures and defaults, and share their globals.
-    Modules, classes and functions that can be imported stay the same objects. So does what cannot be pickled: a whole
-    value, or a variable that a function captures.
+    Modules, classes, functions that can be imported and files in memory (`np.memmap`) stay the same objects. So does
+    what cannot be pickled: a whole value, or a variable that a function captures.
     """
     pages = _Pages()
     snapshots: dict[int, Callable[[], Any]] = {}
@@ -90,7 +90,9 @@ class _Pickler(cloudpickle.Pickler):
     def persistent_id(self, obj: Any) -> int | None:
         """Returns the index in `kept` of an object that is not copied; None for any other object."""
         kind = type(obj)
-        if not (kind is _Kept or issubclass(kind, type | ModuleType) or (kind in (str, bytes) and len(obj) >= _LARGE)):
+        kept = kind is _Kept or issubclass(kind, type | ModuleType) or (kind in (str, bytes) and len(obj) >= _LARGE)
+        # Processes would share the file of a `memmap`, too, which may be larger than the memory. Copies have no file.
+        if not (kept or (kind is np.memmap and obj._mmap is not None)):
             return None
         self.kept.append(obj.value if kind is _Kept else obj)
         return len(self.kept) - 1

@@ -100,10 +100,10 @@ def _add_handlers(settings: dict[str | None, LoggerSettings], names: list[str | 
 def _settings_of(handler: logging.Handler) -> HandlerSettings | None:
     make: Callable[[], logging.Handler] = partial(_to_stream, "stderr")
     if isinstance(handler, logging.FileHandler):
-        with suppress(OSError, ValueError, TypeError):  # it is not open, or not a file of the system
-            # With the mode "w", this process would overwrite what workers write.
-            flags = fcntl.fcntl(handler.stream, fcntl.F_GETFL)
-            fcntl.fcntl(handler.stream, fcntl.F_SETFL, flags | os.O_APPEND)
+        if handler.stream is not None:  # with the mode "w", this process would overwrite what workers write
+            with suppress(OSError, ValueError):  # it is not a file of the system
+                flags = fcntl.fcntl(handler.stream, fcntl.F_GETFL)
+                fcntl.fcntl(handler.stream, fcntl.F_SETFL, flags | os.O_APPEND)
         # It reopens the file if another process has renamed it, as RotatingFileHandler does.
         make = partial(logging.handlers.WatchedFileHandler, handler.baseFilename, encoding=handler.encoding, delay=True)
     elif isinstance(handler, logging.StreamHandler):
