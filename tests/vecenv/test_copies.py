@@ -7,6 +7,7 @@ own. A SyncVectorEnv passes on the same objects, as Gymnasium's does.
 import functools
 import math
 import os
+import pickle
 import threading
 
 import gymnasium as gym
@@ -120,6 +121,20 @@ def test_without_workers_objects_that_cannot_be_pickled_are_shared():
         assert envs.get_attr("counter") == (lock, lock)
 
 
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_a_function_that_captures_what_cannot_be_pickled_still_has_its_own_other_variables(num_workers):
+    lock, make = threading.Lock(), counting([0])
+
+    def locking():
+        with lock:
+            return make() if locking else None  # a function that refers to itself
+
+    context = {"context": "fork"} if num_workers else {}
+    with vecenv.AsyncVectorEnv([locking] * 4, num_workers=num_workers, **context) as envs:
+        envs.reset()
+        assert envs.step([0] * 4)[0].tolist() == [2] * 4
+
+
 # `copiers` itself.
 
 
@@ -190,13 +205,16 @@ def test_two_functions_of_a_copy_share_what_their_originals_share():
     empty = 0
 
 
-def test_classes_modules_and_importable_functions_stay_the_same_objects():
+def test_classes_modules_importable_functions_and_memory_maps_stay_the_same_objects(tmp_path):
     class Local:
         pass
 
-    for value in (Local, CountingEnv, np, np.sin, gym.make, copiers, print):
+    data = np.memmap(tmp_path / "data", mode="w+", shape=9)
+    for value in (Local, CountingEnv, np, np.sin, gym.make, copiers, print, data):
         assert copy_of(value) is value
         assert copy_of(lambda value=value: value)() is value
+    loaded = pickle.loads(pickle.dumps(data))  # as a worker gets it, without its file
+    assert copy_of(loaded) is not loaded
 
 
 @pytest.mark.parametrize("limit", [copies._LARGE, 1])

@@ -159,6 +159,12 @@ CONFIGURATIONS = {
         "logging.basicConfig(level='INFO', handlers=[logging.handlers.RotatingFileHandler(sys.argv[1])])",
         "INFO:robot:moved\n",
     ),
+    "file that the script overwrites": (
+        "import atexit\nlogging.basicConfig(level='INFO', filename=sys.argv[1], filemode='w')\n"
+        "atexit.register(logging.warning, 'over')",
+        "INFO:robot:moved\nWARNING:root:over\n",
+    ),
+    "disabled": ("logging.basicConfig(level='DEBUG')\nlogging.disable('INFO')", ""),
     "named logger": (
         "robot = logging.getLogger('robot')\nrobot.setLevel('INFO')\nrobot.addHandler(logging.StreamHandler())",
         "moved\n",

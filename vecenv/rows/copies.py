@@ -26,8 +26,8 @@ def copiers(values: Sequence[Any]) -> list[Callable[[], Any]]:
     """Returns a function for each value, which returns a new copy of the value as it is now.
 
     The copies are those that `pickle` would make. Functions are copied with their closures and defaults, but share
-    their globals. Modules, classes and functions that can be imported are not copied. Neither is a value that cannot be
-    pickled, which workers could not receive anyway.
+    their globals. Modules, classes, functions that can be imported and files in memory (`np.memmap`) are not copied.
+    Neither is what cannot be pickled: a whole value, or a variable that a function captures.
     """
     pages = _Pages()
     snapshots: dict[int, Callable[[], Any]] = {}
@@ -41,13 +41,13 @@ def copiers(values: Sequence[Any]) -> list[Callable[[], Any]]:
 def _copier(value: Any, pages: _Pages) -> Callable[[], Any]:
     if value is None:  # as the options of most resets
         return lambda: None
-    stream = io.BytesIO()
-    pickler = _Pickler(stream, pages)
-    try:
-        pickler.dump(value)
-    except Exception:
-        return lambda: value
-    return functools.partial(_load, stream.getvalue(), pickler.kept, pages, pickler.places)
+    for keeps_variables in (False, True):
+        stream = io.BytesIO()
+        pickler = _Pickler(stream, pages, keeps_variables=keeps_variables)
+        with contextlib.suppress(Exception):
+            pickler.dump(value)
+            return functools.partial(_load, stream.getvalue(), pickler.kept, pages, pickler.places)
+    return lambda: value
 
 
 def _load(data: bytes, kept: list[Any], pages: _Pages, places: list[slice]) -> Any:
@@ -66,12 +66,14 @@ class _Kept:
 class _Pickler(cloudpickle.Pickler):
     """Pickles a value for copies in this process.
 
+    With `keeps_variables`, variables that functions capture are not copied if they cannot be pickled.
+
     Attributes:
         kept: The objects that all copies share.
         places: Where the pages hold the large arrays.
     """
 
-    def __init__(self, stream: io.BytesIO, pages: _Pages):
+    def __init__(self, stream: io.BytesIO, pages: _Pages, *, keeps_variables: bool):
         self.kept: list[Any] = []
         self.places = places = list[slice]()
 
@@ -83,11 +85,14 @@ class _Pickler(cloudpickle.Pickler):
             return False
 
         super().__init__(stream, protocol=5, buffer_callback=is_in_stream)
+        self._pages, self._keeps_variables = pages, keeps_variables
 
     def persistent_id(self, obj: Any) -> int | None:
         """Returns the index in `kept` of an object that all copies share; None for any other object."""
         kind = type(obj)
-        if not (kind is _Kept or issubclass(kind, type | ModuleType) or (kind in (str, bytes) and len(obj) >= _LARGE)):
+        kept = kind is _Kept or issubclass(kind, type | ModuleType) or (kind in (str, bytes) and len(obj) >= _LARGE)
+        # Processes would share the file of a `memmap`, too, which may be larger than the memory. Copies have no file.
+        if not (kept or (kind is np.memmap and obj._mmap is not None)):
             return None
         self.kept.append(obj.value if kind is _Kept else obj)
         return len(self.kept) - 1
@@ -101,9 +106,20 @@ class _Pickler(cloudpickle.Pickler):
         contents = []
         for cell in obj.__closure__ or ():
             with contextlib.suppress(ValueError):  # the cell is empty
-                contents.append((cell, cell.cell_contents))
+                held = cell.cell_contents
+                contents.append((cell, _Kept(held) if self._keeps(held) else held))
         state = obj.__defaults__, obj.__kwdefaults__, obj.__dict__, contents
         return _new_function, (_Kept(obj), obj.__closure__), state, None, None, _fill_function
+
+    def _keeps(self, held: Any) -> bool:
+        """Returns whether a variable of a function is not copied. Functions are copied, with their own variables."""
+        if not self._keeps_variables or type(held) is FunctionType:
+            return False
+        try:
+            _Pickler(io.BytesIO(), self._pages, keeps_variables=False).dump(held)
+        except Exception:
+            return True
+        return False
 
 
 class _Unpickler(pickle.Unpickler):

@@ -6,10 +6,13 @@ as one from another package, is replaced by a handler that writes to stderr.
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import logging.handlers
+import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -44,36 +47,50 @@ class LoggerSettings:
     handlers: list[HandlerSettings]
 
 
-LogSettings = dict[str | None, LoggerSettings]
-"""The configuration of each logger, by name. The name of the root logger is None."""
+@dataclass(frozen=True)
+class LogSettings:
+    """The configuration of `logging`.
+
+    Attributes:
+        disabled: The level up to which `logging.disable` discards all messages.
+        loggers: The configuration of each logger, by name. The name of the root logger is None.
+    """
+
+    disabled: int
+    loggers: dict[str | None, LoggerSettings]
 
 
 def log_settings() -> LogSettings:
-    """Returns the configuration of this process."""
+    """Returns the configuration of this process, which from now on writes at the ends of its log files."""
     loggers: dict[str | None, logging.Logger] = {None: logging.getLogger()}
     for name, logger in list(logging.Logger.manager.loggerDict.items()):
         if isinstance(logger, logging.Logger):
             loggers[name] = logger
-    found: LogSettings = {}
+    found: dict[str | None, LoggerSettings] = {}
     for key, logger in loggers.items():
         handlers = [settings for handler in logger.handlers if (settings := _settings_of(handler)) is not None]
         if key is None or handlers or logger.level or logger.disabled or not logger.propagate:
             found[key] = LoggerSettings(logger.level, logger.propagate, logger.disabled, handlers)
-    return found
+    return LogSettings(logging.root.manager.disable, found)
 
 
 def configure_logging(settings: LogSettings) -> None:
     """Configures this process, except for the handlers of loggers other than the root."""
-    for name, one in settings.items():
+    logging.disable(settings.disabled)
+    for name, one in settings.loggers.items():
         logger = logging.getLogger(name)
         logger.setLevel(one.level)
         logger.propagate, logger.disabled = one.propagate, one.disabled
-    add_handlers({None: settings[None]})
+    _add_handlers({None: settings.loggers[None]})
 
 
 def add_handlers(settings: LogSettings) -> None:
-    """Adds handlers to loggers that have none. Call it after imports, because modules may add handlers themselves."""
-    for name, one in settings.items():
+    """Adds the remaining handlers. Call this after modules were imported, which may add handlers to their loggers."""
+    _add_handlers(settings.loggers)
+
+
+def _add_handlers(loggers: dict[str | None, LoggerSettings]) -> None:
+    for name, one in loggers.items():
         logger = logging.getLogger(name)
         if not logger.handlers:
             for handler in one.handlers:
@@ -83,6 +100,10 @@ def add_handlers(settings: LogSettings) -> None:
 def _settings_of(handler: logging.Handler) -> HandlerSettings | None:
     make: Callable[[], logging.Handler] = partial(_to_stream, "stderr")
     if isinstance(handler, logging.FileHandler):
+        if handler.stream is not None:  # with the mode "w", this process would overwrite what workers write
+            with suppress(OSError, ValueError):  # it is not a file of the system
+                flags = fcntl.fcntl(handler.stream, fcntl.F_GETFL)
+                fcntl.fcntl(handler.stream, fcntl.F_SETFL, flags | os.O_APPEND)
         # It reopens the file if another process has renamed it, as RotatingFileHandler does.
         make = partial(logging.handlers.WatchedFileHandler, handler.baseFilename, encoding=handler.encoding, delay=True)
     elif isinstance(handler, logging.StreamHandler):
