@@ -150,7 +150,7 @@ class Stored:
     def __call__(self) -> Iterator[Any]:
         from ppo.collectors import local_share
 
-        with local_share(self._config, None, None, self._own) as collector:
+        with local_share(self._config, None, (), {}, self._own) as collector:
             stored: list[Any] = []
             original = collector.collect
 

@@ -23,6 +23,7 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # the behavior that Ray otherwise announces as its future default
     "RAY_DISABLE_IMPORT_WARNING": "1",
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # of the other actors, after an error of one of them
 }
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """If this variable is "0", processes of Ray listen on the loopback interface alone, as they do by default on macOS."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -77,8 +79,7 @@ def collector_for(
         )
     check_settings(config, source, evaluated)
     shares = on_ray.shares(config)
-    registered = None if source is not None else gym.registry.get(config.env)
-    make = functools.partial(local_share, config, source, registered)
+    make = functools.partial(local_share, config, source, vecenv.foreign_specs(), _in_main(config))
     remedy, parts = "Create it inside the function that makes the env.", {"envs": source}
     pickled = [vecenv.pickle_for_workers((config, functools.partial(make, own)), remedy, parts) for own in shares]
     with cluster(on_ray.address, len(shares), warn) as cores:
@@ -91,19 +92,30 @@ def collector_for(
 
 
 @contextmanager
-def local_share(config: Config, source: EnvSource, registered: EnvSpec | None, own: range) -> Iterator[LocalCollector]:
+def local_share(
+    config: Config, source: EnvSource, specs: Sequence[EnvSpec], in_main: Mapping[str, Any], own: range
+) -> Iterator[LocalCollector]:
     """Makes the collector of a share of the envs, in the process of a Ray actor.
 
     Args:
         config: The settings of the run.
         source: As for `ppo.envs.training_envs`.
-        registered: The spec of the env if its id is registered, because the process of the actor may not know the id.
+        specs: Specs of registered envs, which the process of the actor may not know.
+        in_main: What the settings name in the `__main__` of the process that learns, by name.
         own: The envs of this share.
     """
-    if registered is not None:
-        gym.registry.setdefault(registered.id, registered)
+    for spec in specs:
+        gym.registry.setdefault(spec.id, spec)
+    vars(sys.modules["__main__"]).update(in_main)
     with training_envs(config, source, own=own) as envs:
         yield _local(config, envs, first=own.start)
+
+
+def _in_main(config: Config) -> dict[str, Any]:
+    """Returns what the settings name in `__main__`, such as "__main__:Env"."""
+    names = re.findall(r"\b__main__:(\w+)", " ".join([config.env, config.network or "", *config.wrappers]))
+    main = vars(sys.modules["__main__"])
+    return {name: main[name] for name in names if name in main}
 
 
 def _local(config: Config, envs: Any, *, first: int = 0) -> LocalCollector:

@@ -30,6 +30,7 @@ from vecenv.resources import available_cores, available_memory
 from vecenv.results import PartialBatch
 from vecenv.sync_vector_env import SyncVectorEnv
 from vecenv.workers.pickling import dumps as pickle_for_workers
+from vecenv.workers.processes import foreign_specs
 
 __all__ = [
     "AsyncVectorEnv",
@@ -48,6 +49,7 @@ __all__ = [
     "__version__",
     "available_cores",
     "available_memory",
+    "foreign_specs",
     "make",
     "make_single",
     "pickle_for_workers",

@@ -14,6 +14,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.envs.registration import EnvSpec
 
 import ppo
 import vecenv
@@ -139,6 +140,35 @@ def test_several_agents_are_collected_alike(tmp_path):
     )
     local, remote = (train(tmp_path / str(k), config, collectors=k) for k in (None, 2))
     same(remote.path, local.path, rel=2e-3, abs=2e-4)
+
+
+class Plain(gym.Wrapper):
+    """A wrapper that does nothing."""
+
+
+def small_network(inputs, num_outputs, seed):
+    import keras
+
+    keras.utils.set_random_seed(seed)
+    features = keras.Input(inputs.shape[1:])
+    return keras.Model(features, [keras.layers.Dense(num_outputs)(features), keras.layers.Dense(1)(features)])
+
+
+def make_registered():
+    return gym.make("OnlyHere-v0")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["registered here", "named in __main__"])
+def test_collectors_find_what_only_this_process_knows(tmp_path, monkeypatch, kind):
+    if kind == "registered here":
+        monkeypatch.setitem(gym.registry, "OnlyHere-v0", EnvSpec("OnlyHere-v0", lambda: make_cartpole()))
+        assert train(tmp_path, dataclasses.replace(CONFIG, env="given"), envs=make_registered, collectors=2).evaluation
+        return
+    for value in (Plain, small_network):
+        monkeypatch.setattr(sys.modules["__main__"], value.__name__, value, raising=False)
+    config = dataclasses.replace(CONFIG, wrappers=("__main__:Plain",), network="__main__:small_network")
+    assert train(tmp_path, config, collectors=2).evaluation
 
 
 @pytest.mark.parametrize(
