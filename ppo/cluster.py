@@ -102,8 +102,9 @@ def _connected(ray: Any, address: str | None, actors: int, warn: Callable[[str],
         _init(ray, address=address, **quiet)
     except Exception as error:  # Ray raises exceptions of many types
         raise ConfigError(
-            f"cannot join the Ray cluster at {address}: {_first_line(error)}. Check the address, and that this machine "
-            "belongs to the cluster (`ray status`)."
+            f"cannot join the Ray cluster at {address}: {_first_line(error)}. Check the address, that this machine "
+            "belongs to the cluster (`ray status`), and, if the cluster demands a token, that RAY_AUTH_MODE=token is "
+            "set here, too."
         ) from error
     try:
         if os.environ.get("RAY_AUTH_MODE", "").lower() != "token":

@@ -283,7 +283,9 @@ def test_the_slurm_script_trains_and_resumes_its_run(tmp_path):
     variables = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-4]"}
     words = _in_the_shell(script, tmp_path, **variables).split()
     separator = words.index("--")
-    assert words[1:3] == [".venv/bin/ray", "symmetric-run"] and words[separator + 1 :][1:4] == ["-m", "ppo", "train"]
+    # `ray symmetric-run` calls `ray`, so the script must put it on the path.
+    assert "PATH=$PWD/.venv/bin:$PATH" in script and words[1:3] == ["ray", "symmetric-run"]
+    assert words[separator + 1 :][1:4] == ["-m", "ppo", "train"]
     config = parsed(*words[separator + 5 :])
     assert config == ON_A_CLUSTER and config.num_envs % int(words[words.index("--collectors") + 1]) == 0
     (tmp_path / "runs" / "7" / "20260101-000000-cheetah" / "checkpoints" / "step_1").mkdir(parents=True)

@@ -185,9 +185,7 @@ class RayCollector:
         except RayError as error:
             times = f" {DEATHS} times in a row" if self._restarts else ""
             reason = " ".join(str(error).split())
-            raise vecenv.WorkerDied(
-                f"{self._name(k)} died{times}, often because memory ran out. Ray says: {reason}"
-            ) from None
+            raise vecenv.WorkerDied(f"{self._name(k)} died{times}. Ray says: {reason}") from None
 
     def _check_health(self, pending: Iterable[int]) -> None:
         """Kills actors that are frozen, so that Ray replaces them. Counts polls, so time while suspended is not."""
