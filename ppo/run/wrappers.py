@@ -98,8 +98,8 @@ def agreed(each: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """
     if all(found == each[0] for found in each):
         return each[0] if each else []
-    unordered = {json.dumps(wrapper): {**wrapper, "inside": {}} for found in each for wrapper in found}
-    return list(unordered.values())
+    unordered = [{**wrapper, "inside": {}} for found in each for wrapper in found]
+    return list({json.dumps(wrapper): wrapper for wrapper in unordered}.values())
 
 
 def wrappers_of(run: Run) -> list[Wrapper]:

@@ -19,6 +19,7 @@ import vecenv
 from ppo import Run, export
 from ppo.results import export as exports
 from ppo.results.export import ExportError
+from ppo.run.folder import space_to_json
 from ppo.run.wrappers import agreed, describe, describe_each
 from tests.ppo.runs import command, untrained_run, with_reports
 from vecenv.spaces import leaves, nest, pick
@@ -234,6 +235,14 @@ def test_wrappers_that_only_some_envs_have_are_named_and_not_included():
     with vecenv.SyncVectorEnv(makes, observation_mode="different") as envs:
         found = agreed(describe_each(ppo.Config(), envs))
     assert [(one["name"], one["inside"]) for one in found] == [("RescaleObservation", {})]
+
+
+def test_wrappers_that_differ_only_in_the_spaces_inside_them_are_named_once():
+    each = [
+        [{"name": "RescaleObservation", "kwargs": {}, "changes": ["observations"], "inside": {"observations": space}}]
+        for space in (None, space_to_json(VECTOR))
+    ]
+    assert agreed(each) == [{**each[0][0], "inside": {}}]
 
 
 def test_vector_envs_that_are_stepped_in_one_call_have_no_wrappers():
