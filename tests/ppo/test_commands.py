@@ -542,7 +542,7 @@ def test_suggested_commands_trust_the_module_of_the_env(tmp_path, capsys, monkey
     assert config.env == "examples.crawler:Crawler-v0"
 
 
-ELSEWHERE = {"shm-size", "help"}  # flags of docker and of all commands
+ELSEWHERE = {"shm-size", "head", "help"}  # flags of docker, of ray and of all commands
 
 
 def test_every_flag_that_ppo_names_exists():
@@ -572,7 +572,7 @@ def test_ppo_without_a_command_lists_the_commands_without_importing_their_packag
 
 def test_every_command_module_is_listed():
     files = {file.stem for file in (ROOT / "ppo" / "cli").glob("*.py")}
-    assert files == {*COMMANDS, "__init__", "launch"}
+    assert files == {*COMMANDS, "__init__"}
 
 
 def test_the_error_for_an_unknown_command_names_the_closest_command():

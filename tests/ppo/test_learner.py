@@ -509,7 +509,7 @@ def test_a_rollout_runs_in_order():
 def test_an_update_is_finite_even_if_actions_have_become_exp_450_times_as_likely(objective):
     _, envs, _, learner, collector = parts(dataclasses.replace(CONFIG, objective=objective))
     envs.reset(seed=0)
-    (collected,) = collector.collect(tf.constant([0, 0]))
+    (collected,) = collector.collect(0, 0).collected
     mean, log_std = tf.unstack(collected.predictions.outputs, axis=-1)
     far = tf.stack([mean + 30 * tf.exp(log_std), log_std], axis=-1)
     collected = collected._replace(predictions=collected.predictions._replace(outputs=far))
@@ -668,10 +668,10 @@ def test_a_custom_network_trains_like_the_same_built_in_network_and_compiles_onc
         config = dataclasses.replace(CONFIG, learning_rate=1e-2, network=custom, max_grad_norm=1e6, **settings)
         _, envs, _, learner, collector = parts(config, lambda: Renamed(kind))
         envs.reset(seed=0)
-        learner.observe(*collector.collect(tf.constant([0, 0])))
+        learner.observe(*collector.collect(0, 0).collected)
         found, code = [], []
         for update in range(3):
-            found.append(learner.learn(*collector.collect(tf.constant([0, update])), update))
+            found.append(learner.learn(*collector.collect(update, 0).collected, update))
             code.append(compiled_code())
         assert len(set(code)) == 1, "XLA compiled more than once"
         metrics.append(found)

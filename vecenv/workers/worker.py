@@ -257,8 +257,11 @@ class _Worker:
         elif isinstance(error, MemoryError):  # for example, a reply does not fit in memory
             error.add_note(tightest_limit())
         text = _shortened("".join(traceback.format_exception(error)))
+        kind = type(error)
+        # A fork has the classes of its parent, which finds them by name, also those that cloudpickle sends by value.
+        by_name = getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind
         try:
-            exception = cloudpickle.dumps(type(error))
+            exception = (pickle.dumps if by_name else cloudpickle.dumps)(kind)
         except Exception:
             exception = None
         refusal = _shortened(str(error)) if isinstance(error, NotRestorable | SharedMemoryFull) else None
