@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import secrets
@@ -27,6 +28,8 @@ QUIET = {
 }
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """If this variable is "0", processes of Ray listen on the loopback interface alone, as they do by default on macOS."""
+
+AUTHENTICATION = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
 
 STARTS = 2  # attempts to start Ray, which gives up after 30 seconds on a busy machine
 CONNECT_S = 10.0  # seconds in which the head node of a cluster must accept a connection
@@ -78,7 +81,7 @@ def _connected(ray: Any, address: str | None, actors: int, warn: Callable[[str],
     """Connects to a cluster for the duration of the block."""
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
     if address is None:
-        with _folder() as folder:
+        with _folder() as folder, _restored(*AUTHENTICATION):
             _start(ray, folder, max(actors, vecenv.available_cores()), quiet)
             try:
                 yield
@@ -119,8 +122,8 @@ def _connected(ray: Any, address: str | None, actors: int, warn: Callable[[str],
 
 def _start(ray: Any, folder: str, num_cpus: int, quiet: dict[str, Any]) -> None:
     """Starts Ray so that neither other machines nor other users of this machine can reach it."""
-    if "RAY_AUTH_MODE" not in os.environ:  # Ray would write a token to the home folder
-        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    if "RAY_AUTH_MODE" not in os.environ:  # Ray then demands a token, which it would write to the home folder
+        os.environ.setdefault("RAY_AUTH_TOKEN", _token())
     options = {"num_cpus": num_cpus, "num_gpus": 0, "include_dashboard": False, "_temp_dir": folder, **quiet}
     for attempt in range(1, STARTS + 1):
         try:
@@ -147,15 +150,32 @@ def _loopback_only() -> Iterator[None]:
     """Makes Ray start servers that only this machine can reach."""
     from ray._private import ray_constants  # read from the variable when Ray was imported
 
-    before, enabled = os.environ.get(LOOPBACK), ray_constants.ENABLE_RAY_CLUSTER
-    os.environ[LOOPBACK], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    enabled = ray_constants.ENABLE_RAY_CLUSTER
+    with _restored(LOOPBACK):
+        os.environ[LOOPBACK], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+        try:
+            yield
+        finally:
+            ray_constants.ENABLE_RAY_CLUSTER = enabled
+
+
+@contextmanager
+def _restored(*names: str) -> Iterator[None]:
+    """Restores environment variables after the block."""
+    before = {name: os.environ.get(name) for name in names}
     try:
         yield
     finally:
-        ray_constants.ENABLE_RAY_CLUSTER = enabled
-        del os.environ[LOOPBACK]
-        if before is not None:
-            os.environ[LOOPBACK] = before
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+@functools.cache
+def _token() -> str:
+    """Returns a random token. There is one per process, because Ray remembers the first one that it reads."""
+    return secrets.token_hex(32)
 
 
 @contextmanager

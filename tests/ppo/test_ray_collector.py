@@ -347,6 +347,21 @@ def test_shares_are_contiguous():
     assert OnRay(2).shares(CONFIG) == [range(0, 2), range(2, 4)]
 
 
+@pytest.mark.slow
+def test_a_local_cluster_leaves_the_environment_of_its_process_as_it_was(tmp_path):
+    code = """
+import os, ppo
+from tests.ppo.test_ray_collector import CONFIG, train
+before = dict(os.environ)
+for name in "ab":
+    train(os.environ["FOLDER"] + name, CONFIG, collectors=2)
+assert not {name for name in os.environ.keys() - before.keys() if "AUTH" in name or "CLUSTER" in name}
+"""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment |= {**QUICKLY_COMPILED, "FOLDER": str(tmp_path / "run"), "HOME": str(tmp_path / "none")}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=250)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_ray_listens_on_the_loopback_interface_only():
     addresses = listening(os.getpid())
