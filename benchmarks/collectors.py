@@ -35,8 +35,8 @@ from benchmarks.machine import load_tensorflow
 from benchmarks.slow import Sleeping
 
 ENVS = 8  # of a collector
-REPORTS = 5  # of a run; the first one is not counted, because it includes compilation
-UPDATES = 8  # per report
+REPORTS = 4  # of a run; the first one is not counted, because it includes compilation
+UPDATES = 3  # per report
 ROLLOUTS = 50
 
 
