@@ -339,7 +339,10 @@ def test_workers_start_if_sys_path_or_sys_argv_holds_objects_that_are_not_string
     monkeypatch.setattr(launch, "_server", launch._ForkServer())
     with vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1, context=context) as envs:
         envs.reset()
+    server = launch._server._process
     launch._server.abandon()
+    if server is not None:
+        os.waitpid(server.pid, 0)  # it ends, because its pipe is closed
 
 
 @pytest.mark.parametrize("context", METHODS)
