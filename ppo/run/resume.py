@@ -105,8 +105,8 @@ class Saver:
         self._env_states: Any = None  # from the restored checkpoint
         self._why_fresh: str | None = None  # why the restored checkpoint holds no env states
         self._warned: set[str] = set()  # the reasons for missing env states that were warned of
-        self._states_s = 0.0  # duration of the last attempt to save env states
-        self._tried_s = 0.0  # when it ended
+        self._states_s = 0.0  # how long saving env states took the last time
+        self._stored_s = 0.0  # when it ended
         self._saved_steps: int | None = None  # env-steps of the last checkpoint
         self._complete = False  # whether it holds everything that a checkpoint of this run can hold
 
@@ -194,7 +194,7 @@ class Saver:
         """Returns the reason why a checkpoint omits the states of the envs, or None if it need not omit them."""
         if dropped:
             return "a rollout that was not trained on was in progress"
-        waits = time.perf_counter() - self._tried_s < self._states_s / STATES_SHARE
+        waits = time.perf_counter() - self._stored_s < self._states_s / STATES_SHARE
         if periodic and self._states_s > MAX_STATES_S and waits:
             return f"saving them took {self._states_s:.1f} s, so this checkpoint omits them"
         return None
@@ -203,14 +203,14 @@ class Saver:
         """Returns the serialized states of the envs, or why there are none, and the error if the envs are broken."""
         start = time.perf_counter()
         try:
-            return vecenv.state.dumps(self._collector.get_states()), None, None
+            states = vecenv.state.dumps(self._collector.get_states())
         except (vecenv.WorkerDied, vecenv.StateError, multiprocessing.TimeoutError) as error:
             return None, str(error), error
         except Exception as error:  # env states are optional: an env's exception must not lose the learner's state
             return None, self._omit_states(error), None
-        finally:
-            self._tried_s = time.perf_counter()
-            self._states_s = self._tried_s - start
+        self._stored_s = time.perf_counter()
+        self._states_s = self._stored_s - start  # an attempt in which a worker was restarted says nothing
+        return states, None, None
 
     def _omit_states(self, error: Exception) -> str:
         """Warns once of each reason why a checkpoint does not hold the env states, and returns the reason.
