@@ -244,9 +244,9 @@ def test_a_hanging_constructor_times_out_and_the_error_names_the_worker_and_the_
     fns = [lambda i=i: FaultyEnv(i, "hang", "construction") for i in range(4)]
     with pytest.raises(
         multiprocessing.TimeoutError,
-        match=r"construction.*after 2 second.*no answer from worker 1 \(envs 2:4\).*start_timeout_s",
+        match=r"construction.*after 3 second.*no answer from worker 1 \(envs 2:4\).*start_timeout_s",
     ):  # the other worker must start in time, even on a busy machine
-        vecenv.AsyncVectorEnv(fns, num_workers=2, start_timeout_s=2)
+        vecenv.AsyncVectorEnv(fns, num_workers=2, start_timeout_s=3)
 
 
 @pytest.mark.parametrize("key", ["shape", "dtype", "missing"])
