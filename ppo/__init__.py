@@ -147,7 +147,10 @@ def resume(
         total_steps: New total of env-steps, including those already taken. None: unchanged.
         envs: The envs, if the run was trained on envs passed to `ppo.train`.
         eval_envs: As for `train`, which also lists the result and other errors.
-        callbacks, collectors, cluster, progress: As for `train`. The run may have had other collectors, or none.
+        callbacks: As for `train`.
+        collectors: As for `train`. The run may have had other collectors, or none.
+        cluster: As for `train`.
+        progress: As for `train`.
         trust_modules: Whether to allow the import of the modules that the run names.
         **settings: New values of other settings that a resumed run may change (`ppo.config.RESUMABLE`).
 
