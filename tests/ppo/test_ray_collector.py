@@ -70,7 +70,7 @@ def test_one_collector_is_bit_for_bit_the_local_one(tmp_path):
 class Camera(gym.Env):
     """Its observation is an image, and the info of each step is a number."""
 
-    observation_space = gym.spaces.Box(0, 255, (20, 20, 3), np.uint8)
+    observation_space = gym.spaces.Box(0, 255, (40, 40, 3), np.uint8)
     action_space = gym.spaces.Box(-1, 1, (2,), np.float32)
 
     def reset(self, *, seed=None, options=None):
@@ -83,7 +83,7 @@ class Camera(gym.Env):
         return self._image(), float(action.sum()), False, self._steps == 7, {"number": self._steps}
 
     def _image(self):
-        return self.np_random.integers(0, 256, (20, 20, 3), np.uint8)
+        return self.np_random.integers(0, 256, (40, 40, 3), np.uint8)
 
 
 class Masked(gym.Env):
