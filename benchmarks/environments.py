@@ -415,7 +415,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def _one_line(error: Exception) -> str:
-    from ppo.envs import sentence_of
+    from ppo.errors import sentence_of
 
     return " ".join(sentence_of(error).split())
 

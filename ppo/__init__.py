@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from ppo.config import ConfigError as ConfigError
     from ppo.envs import EnvSource
     from ppo.envs import vector_options as vector_options
-    from ppo.model.checks import NothingAllowed as NothingAllowed
-    from ppo.model.checks import TrainingDiverged as TrainingDiverged
+    from ppo.errors import NothingAllowed as NothingAllowed
+    from ppo.errors import RunError as RunError
+    from ppo.errors import TrainingDiverged as TrainingDiverged
+    from ppo.policies.evaluation import evaluate_run as evaluate_run
+    from ppo.policies.policy import Policy as Policy
+    from ppo.policies.policy import load_policy as load_policy
     from ppo.presets import preset as preset
-    from ppo.results.evaluation import evaluate_run as evaluate_run
     from ppo.results.export import export as export
-    from ppo.results.policy import Policy as Policy
-    from ppo.results.policy import load_policy as load_policy
     from ppo.results.video import record_run as record_run
     from ppo.run.folder import Run as Run
-    from ppo.run.folder import RunError as RunError
     from ppo.run.scores import Evaluation as Evaluation
     from ppo.run.scores import Result as Result
 
@@ -44,18 +44,18 @@ _NAMES = {
     "ppo.callbacks": ("Callback", "StopTraining"),
     "ppo.config": ("Config", "ConfigError"),
     "ppo.envs": ("vector_options",),
-    "ppo.model.checks": ("NothingAllowed", "TrainingDiverged"),
+    "ppo.errors": ("NothingAllowed", "RunError", "TrainingDiverged"),
+    "ppo.policies.evaluation": ("evaluate_run",),
+    "ppo.policies.policy": ("Policy", "load_policy"),
     "ppo.presets": ("preset",),
-    "ppo.results.evaluation": ("evaluate_run",),
     "ppo.results.export": ("export",),
-    "ppo.results.policy": ("Policy", "load_policy"),
     "ppo.results.video": ("record_run",),
-    "ppo.run.folder": ("Run", "RunError"),
+    "ppo.run.folder": ("Run",),
     "ppo.run.scores": ("Evaluation", "Result"),
 }
-_HOMES = {name: module for module, names in _NAMES.items() for name in names}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
-__all__ = [*_HOMES, "callbacks", "resume", "train"]
+__all__ = [*_MODULES, "callbacks", "resume", "train"]
 
 
 def train(
@@ -219,8 +219,8 @@ if not TYPE_CHECKING:  # a type checker must report unknown names
     def __getattr__(name: str) -> Any:
         if name == "callbacks":
             return importlib.import_module("ppo.callbacks")
-        if name not in _HOMES:
+        if name not in _MODULES:
             raise AttributeError(f"module 'ppo' has no attribute {name!r}")
-        if _HOMES[name].startswith(("ppo.model.", "ppo.results.")):
+        if _MODULES[name].startswith(("ppo.policies.", "ppo.results.")):
             importlib.import_module("ppo.startup").load_tensorflow()
-        return getattr(importlib.import_module(_HOMES[name]), name)
+        return getattr(importlib.import_module(_MODULES[name]), name)

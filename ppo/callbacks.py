@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ppo.config import Config
 
 if TYPE_CHECKING:
-    from ppo.results.policy import Policy
+    from ppo.policies.policy import Policy
     from ppo.run.scores import Evaluation, Result
     from ppo.run.status import Status
 

@@ -21,7 +21,7 @@ from gymnasium.vector.utils import batch_space
 
 import vecenv
 from ppo.config import NORMALIZERS, Config, ConfigError, normalizer_error
-from vecenv.spaces import enclosing, leaves, name_of, pick
+from vecenv.tree import enclosing, leaves, name_of, pick
 from vecenv.wrappers import ACTION_MASK, ActionMaskObservation
 
 if TYPE_CHECKING:
@@ -293,13 +293,6 @@ def _time_limit(env: Any) -> int | None:
             return env._max_episode_steps
         env = getattr(env, "env", None)
     return None
-
-
-def sentence_of(error: Exception) -> str:
-    """Returns the message of an error as one line. For an `EnvError`, this is the last line of its traceback."""
-    if not isinstance(error, vecenv.VecEnvError):
-        return f"{type(error).__name__}: {error}"
-    return str(error).split("\nraised by env")[0].strip().splitlines()[-1]
 
 
 def _envs(

@@ -19,9 +19,9 @@ from ppo.footprint import check_mappings, check_memory
 from ppo.graphs import graph_function
 from ppo.model.agent import Agent, space_warnings
 from ppo.model.checks import check_losses, check_rollout
-from ppo.results.best import Best
-from ppo.results.evaluation import EvaluationStopped, Players, check_evaluation, evaluate, limit_of
-from ppo.results.policy import Policy
+from ppo.policies.best import Best
+from ppo.policies.evaluation import EvaluationStopped, Players, check_evaluation, evaluate, limit_of
+from ppo.policies.policy import Policy
 from ppo.run.checkpoint import name_of, recorded_actions
 from ppo.run.folder import Run
 from ppo.run.metrics import Clock, MetricsWriter, with_means

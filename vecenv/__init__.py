@@ -13,8 +13,6 @@ if os.name != "posix":  # before the imports that need POSIX
     )
 
 from vecenv import state
-from vecenv.async_vector_env import AsyncVectorEnv
-from vecenv.batched import Batched
 from vecenv.errors import (
     EnvError,
     MessageTooLarge,
@@ -27,8 +25,10 @@ from vecenv.errors import (
 )
 from vecenv.make import NamedWrapper, make, make_single, register_envs, warm_up
 from vecenv.resources import available_cores, available_memory
-from vecenv.results import PartialBatch
-from vecenv.sync_vector_env import SyncVectorEnv
+from vecenv.rows.batched import Batched
+from vecenv.vector.async_vector_env import AsyncVectorEnv
+from vecenv.vector.results import PartialBatch
+from vecenv.vector.sync_vector_env import SyncVectorEnv
 from vecenv.workers.pickling import dumps as pickle_for_workers
 from vecenv.workers.processes import foreign_specs
 

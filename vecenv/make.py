@@ -25,10 +25,10 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array
 
-from vecenv.async_vector_env import AsyncVectorEnv
-from vecenv.batched import Batched
 from vecenv.resources import available_cores
-from vecenv.spaces import nest, pick
+from vecenv.rows.batched import Batched
+from vecenv.tree import nest, pick
+from vecenv.vector.async_vector_env import AsyncVectorEnv
 from vecenv.workers.launch import start_fork_server
 
 BACKENDS = ("auto", "python")

@@ -18,10 +18,10 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 
-from vecenv import spaces as tree
+from vecenv import tree
 from vecenv.errors import NotRestorable
 from vecenv.rows.checks import shown
-from vecenv.sync_vector_env import SyncVectorEnv
+from vecenv.vector.sync_vector_env import SyncVectorEnv
 
 Make = Callable[[], VectorEnv]
 

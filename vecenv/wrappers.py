@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.utils import RecordConstructorArgs
 
-from vecenv.spaces import Path, leaves, nest, pick
+from vecenv.tree import Path, leaves, nest, pick
 
 ACTION_MASK, OBSERVED = "action_mask", "observation"
 """Keys of an observation with a mask."""

@@ -22,7 +22,7 @@ from ppo.algorithm.rollout import Rollouts, Spaces
 from ppo.config import Config, ConfigError
 from ppo.model.agent import Agent
 from ppo.versions import PACKAGES, versions
-from vecenv.spaces import enclosing
+from vecenv.tree import enclosing
 
 POLL_S = 1.0  # seconds between two polls of actors that have not answered
 FROZEN_POLLS = 20  # polls without an answer after which an actor counts as frozen and is killed

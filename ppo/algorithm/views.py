@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from ppo.model.recurrent import flat
 from vecenv.ingraph import Rollout
-from vecenv.spaces import Path, nest, pick
+from vecenv.tree import Path, nest, pick
 
 Group = Any  # an AgentRows, whose module needs PettingZoo
 

@@ -37,7 +37,7 @@ def command(argv: Sequence[str] | None = None) -> int:
     arguments = tyro.cli(Arguments, args=argv, prog="ppo evaluate")
     run = Run.open(arguments.run, trust_modules=arguments.trust_modules)
     commands.load_tensorflow()
-    from ppo.results.evaluation import evaluate_run
+    from ppo.policies.evaluation import evaluate_run
 
     seed = fresh_seed() if arguments.seed is None else arguments.seed
     with commands.showing("evaluating", arguments.episodes) as tally:

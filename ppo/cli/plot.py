@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ppo import cli as commands
-from ppo.run.folder import Run, RunError
+from ppo.errors import RunError
+from ppo.run.folder import Run
 
 if TYPE_CHECKING:
     from ppo.results.curves import History

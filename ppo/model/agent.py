@@ -23,7 +23,7 @@ from ppo.model.normalize import ImageNormalizer
 from ppo.model.observations import MASK, Inputs, Observations, image_warnings
 from ppo.model.recurrent import CORES, Core, Sequences, flat, scan
 from ppo.seeds import network_seed
-from vecenv.spaces import nest, pick
+from vecenv.tree import nest, pick
 
 HOST = "/CPU:0"
 """The device that steps the envs. An agent that acts must be on the same device."""

@@ -6,17 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ppo.errors import NothingAllowed, TrainingDiverged
 from ppo.model.observations import ACTION_MASK, Observations, invalid
 from vecenv.ingraph import Rollout
-from vecenv.spaces import leaves, pick
-
-
-class TrainingDiverged(FloatingPointError):
-    """A reward, an observation, a loss or a gradient is not finite, or a discrete observation is outside its space."""
-
-
-class NothingAllowed(ValueError):
-    """An action mask forbids every action; the message names the env."""
+from vecenv.tree import leaves, pick
 
 
 def check_rollout(

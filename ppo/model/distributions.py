@@ -16,7 +16,7 @@ import tensorflow as tf
 from gymnasium import spaces
 
 import vecenv
-from vecenv.spaces import Path, children, leaves, name_of, nest, pick
+from vecenv.tree import Path, children, leaves, name_of, nest, pick
 
 _NODES, _WEIGHTS = (x.astype(np.float32) for x in np.polynomial.hermite_e.hermegauss(21))
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()  # Gauss-Hermite quadrature of a mean over a standard normal

@@ -24,7 +24,7 @@ import vecenv
 from ppo.config import ConfigError
 from ppo.model.networks import CNNS, cnn_for
 from ppo.model.normalize import ImageNormalizer, ObservationNormalizer, RunningMoments, Statistics
-from vecenv.spaces import FIXED_SPACES, Path, leaves, name_of, nest, pick
+from vecenv.tree import FIXED_SPACES, Path, leaves, name_of, nest, pick
 
 ACTION_MASK = "action_mask"
 """Key of a Dict observation whose entries are nonzero where a discrete action is allowed."""

@@ -17,7 +17,8 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from ppo.config import RESUMABLE, Config
-from ppo.run.folder import Run, RunError, part_of
+from ppo.errors import RunError
+from ppo.run.folder import Run, part_of
 
 SAMPLED, DETERMINISTIC = "return_mean", "eval_return_mean"
 NAMES = {DETERMINISTIC: "deterministic policy", SAMPLED: "sampled policy"}

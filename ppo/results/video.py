@@ -24,13 +24,14 @@ import numpy as np
 
 import vecenv
 from ppo.config import Config, ConfigError
-from ppo.run.folder import Run, RunError, part_of
+from ppo.errors import RunError
+from ppo.run.folder import Run, part_of
 from ppo.run.status import Tally
 from vecenv.opengl import ADVICE, backends
 
 if TYPE_CHECKING:
     from ppo.envs import EnvFn, EnvSource
-    from ppo.results.evaluation import Players
+    from ppo.policies.evaluation import Players
     from ppo.run.scores import Evaluation
 
 
@@ -136,8 +137,8 @@ def record_run(
         RunError: If the run has no checkpoint that can be read.
         VideoError: If no video can be recorded.
     """
-    from ppo.envs import sentence_of
-    from ppo.results.evaluation import load_players
+    from ppo.errors import sentence_of
+    from ppo.policies.evaluation import load_players
 
     how, run = VideoOptions(**options), Run.open(run)
     how.check()
@@ -197,7 +198,7 @@ def _play(
 ) -> tuple[list[Path], Evaluation]:
     """Plays with the first OpenGL backend that works. Returns the file and the score of each episode."""
     from ppo.envs import evaluation_options, parallel_envs, spaces_of
-    from ppo.results.evaluation import check_playable, play, whole_envs
+    from ppo.policies.evaluation import check_playable, play, whole_envs
 
     config = players.config
     engine = {**evaluation_options(config), "num_workers": 1}

@@ -16,11 +16,12 @@ import numpy as np
 import tensorflow as tf
 
 import vecenv
+from ppo.errors import RunError
 from ppo.model.agent import Agent
 from ppo.model.normalize import RunningMoments
-from ppo.run.folder import RunError, readable, sync
-from vecenv.spaces import leaves, nest, pick
-from vecenv.spaces import name_of as name_of_leaf
+from ppo.run.folder import readable, sync
+from vecenv.tree import leaves, nest, pick
+from vecenv.tree import name_of as name_of_leaf
 
 ENV_STATES = "envs.npz"
 ACTIONS = "actions.npz"

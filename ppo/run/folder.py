@@ -25,13 +25,9 @@ from gymnasium import spaces
 
 import vecenv
 from ppo.config import RESUMABLE, SETTINGS, Config, ConfigError
+from ppo.errors import RunError
 from ppo.versions import PACKAGES, versions
-from vecenv.spaces import children
-
-
-class RunError(RuntimeError):
-    """A folder is not a run, or a run cannot be used. The message says why and what to do."""
-
+from vecenv.tree import children
 
 Spaces = tuple[gym.Space, gym.Space]  # the space of one observation and the space of one action
 

@@ -23,8 +23,9 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams import summary_v2 as hparams  # its documented home, `api`, also imports Keras
 
 from ppo.config import Config
+from ppo.errors import RunError
 from ppo.run import infos
-from ppo.run.folder import Run, RunError, write_atomically
+from ppo.run.folder import Run, write_atomically
 from vecenv.ingraph import Rollout
 
 WINDOW = 100  # episodes over which returns and lengths are averaged

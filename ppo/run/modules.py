@@ -9,7 +9,8 @@ from pathlib import Path
 
 import vecenv
 from ppo.config import Config
-from ppo.run.folder import Run, RunError
+from ppo.errors import RunError
+from ppo.run.folder import Run
 
 OWN = "vecenv.atari:Atari/"  # prefix of the ids of this project's Atari games, which need no trust
 WRAPPERS = ("gymnasium.wrappers", "vecenv.wrappers")  # modules that need no trust either

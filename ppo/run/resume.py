@@ -17,11 +17,11 @@ from ppo.algorithm.rollout import Collector
 from ppo.algorithm.schedules import schedule_change
 from ppo.callbacks import Callback
 from ppo.config import NORMALIZERS, SETTINGS, Config, ConfigError
-from ppo.envs import sentence_of
+from ppo.errors import RunError, sentence_of
 from ppo.model.agent import Agent
 from ppo.model.normalize import RunningMoments
 from ppo.run.checkpoint import Checkpoints, Recorded, name_of, only_reward_moments
-from ppo.run.folder import Run, RunError, write_atomically
+from ppo.run.folder import Run, write_atomically
 from ppo.run.metrics import Clock, Episodes
 from ppo.run.modules import config_to_load
 

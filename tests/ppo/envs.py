@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 
 from tests.helpers import CountingEnv
-from vecenv.spaces import leaves, pick
+from vecenv.tree import leaves, pick
 
 
 def make_cartpole():

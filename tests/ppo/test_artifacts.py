@@ -20,7 +20,7 @@ from gymnasium import spaces
 import ppo
 from ppo import Config, Run, RunError, evaluate_run, export, record_run
 from tests.ppo.envs import Recorder
-from vecenv.spaces import leaves, nest, pick
+from vecenv.tree import leaves, nest, pick
 
 PAIR = spaces.Dict([("z", spaces.Box(-1, 1, (3,))), ("a", spaces.Box(-1, 1, (3,)))])
 EVERY_LEAF = spaces.Dict(

@@ -416,6 +416,8 @@ def test_the_command_tracks_a_run_and_tells_how_to_resume_it_with_the_tracker(fa
 
 def test_wandb_itself_works_offline(train, tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")
+    for hook in ("exit", "excepthook"):
+        monkeypatch.setattr(sys, hook, getattr(sys, hook))  # W&B replaces both for the rest of the process
     monkeypatch.chdir(tmp_path)
     for variable in ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "WANDB_DIR", "WANDB_DATA_DIR"):
         monkeypatch.setenv(variable, str(tmp_path))

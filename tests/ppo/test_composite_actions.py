@@ -48,7 +48,7 @@ def test_a_loaded_policy_returns_actions_of_the_space_for_one_observation_and_fo
     policy = policy_of(tmp_path)
     observations = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
     batch = policy(observations)
-    assert vecenv.spaces.nest(ACTIONS, lambda path: None) == tf.nest.map_structure(lambda leaf: None, batch)
+    assert vecenv.tree.nest(ACTIONS, lambda path: None) == tf.nest.map_structure(lambda leaf: None, batch)
     assert (batch["aim"] == ACTIONS["aim"].high).any()  # some actions are clipped
     for i, observation in enumerate(observations):
         action = policy(observation)

@@ -157,7 +157,7 @@ def test_a_run_with_critic_keys_trains_and_is_evaluated(tmp_path):
         critic_keys=("hidden",),
     )
     run = ppo.train(config, envs=Recall, logdir=tmp_path).path
-    critic = ppo.results.policy.load_agent(ppo.run.folder.Run.open(run), print).observations.leaves["hidden"]
+    critic = ppo.policies.policy.load_agent(ppo.run.folder.Run.open(run), print).observations.leaves["hidden"]
     assert critic.normalizer.moments.count.numpy() == 3 * 64  # the first rollout only initializes the normalizers
     assert ppo.load_policy(run)({"sign": np.ones(1, np.float32)}) in (0, 1)
 

@@ -1,4 +1,4 @@
-"""Tests of ppo/results/evaluation.py: episodes that never end, and envs that different functions make."""
+"""Tests of ppo/policies/evaluation.py: episodes that never end, and envs that different functions make."""
 
 import dataclasses
 import functools
@@ -13,8 +13,8 @@ import ppo
 import vecenv
 from ppo import Evaluation
 from ppo.envs import identity_of, time_limit_of
+from ppo.policies.evaluation import MIN_LIMIT, Players, limit_of, play
 from ppo.results import evaluation as evaluations
-from ppo.results.evaluation import MIN_LIMIT, Players, limit_of, play
 from tests.drawing import Striped
 from tests.helpers import CountingEnv
 from tests.ppo.runs import command, reports, untrained_run

@@ -22,7 +22,7 @@ from ppo.results.export import ExportError
 from ppo.run.folder import space_to_json
 from ppo.run.wrappers import agreed, describe, describe_each
 from tests.ppo.runs import command, untrained_run, with_reports
-from vecenv.spaces import leaves, nest, pick
+from vecenv.tree import leaves, nest, pick
 
 FORMATS = ["savedmodel", "tflite", "onnx"]
 ONE_FORMAT = ["onnx", *(pytest.param(format, marks=pytest.mark.slow) for format in FORMATS[:2])]

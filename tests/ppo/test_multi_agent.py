@@ -21,8 +21,8 @@ from ppo.algorithm.views import GroupView
 from ppo.callbacks import Callbacks
 from ppo.collectors import collector_for
 from ppo.envs import training_envs
+from ppo.policies.evaluation import Players, play
 from ppo.results import video as videos
-from ppo.results.evaluation import Players, play
 from ppo.trainer import Trainer
 from tests.helpers import CountingEnv
 from tests.ppo.runs import reports, rewound

@@ -13,7 +13,7 @@ import ppo
 from ppo import Run
 from ppo.model.agent import Agent
 from ppo.model.normalize import RunningMoments
-from ppo.results.policy import load_agent
+from ppo.policies.policy import load_agent
 from ppo.run.resume import start_from
 from tests.ppo.runs import command, parsed, untrained_run
 

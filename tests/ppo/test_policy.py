@@ -1,4 +1,4 @@
-"""Tests of ppo/results/policy.py: sampled actions, values and log-probabilities of a loaded policy."""
+"""Tests of ppo/policies/policy.py: sampled actions, values and log-probabilities of a loaded policy."""
 
 import copy
 import pickle
@@ -12,7 +12,7 @@ from gymnasium import spaces
 import ppo
 import vecenv
 from ppo import Policy, Run
-from ppo.results.policy import load_agent
+from ppo.policies.policy import load_agent
 from tests.helpers import CountingEnv, assert_same
 from tests.ppo.runs import untrained_run
 

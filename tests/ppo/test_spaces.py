@@ -9,7 +9,7 @@ from gymnasium import spaces
 import vecenv
 from ppo import Config, ConfigError, Run
 from ppo.run.folder import space_from_json, space_to_json
-from vecenv.spaces import leaves
+from vecenv.tree import leaves
 
 NESTED = spaces.Dict(
     {

@@ -5,7 +5,7 @@ import pytest
 
 import ppo
 import vecenv
-from ppo.results.evaluation import Players, play
+from ppo.policies.evaluation import Players, play
 from ppo.run.metrics import Clock
 from ppo.run.status import Status, Tally
 from tests.helpers import CountingEnv

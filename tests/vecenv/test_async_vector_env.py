@@ -1,4 +1,4 @@
-"""Tests of vecenv/async_vector_env.py: it equals SyncVectorEnv bit for bit, and its errors say what went wrong."""
+"""Tests of AsyncVectorEnv: it equals SyncVectorEnv bit for bit, and its errors say what went wrong."""
 
 import gc
 import multiprocessing
@@ -588,11 +588,14 @@ def test_an_error_in_worker_init_names_it_and_stops_a_restart(tmp_path):
         if not there.exists():
             raise KeyError("no learning rate")
 
+    def leave():
+        raise SystemExit
+
     message = r"envs 0:2 in worker 0 raised during worker_init:(?s:.*)no learning rate(?s:.*)Fix worker_init"
     with pytest.raises(KeyError, match=message):
         vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1, worker_init=configure)
     with pytest.raises(vecenv.EnvError, match="SystemExit"):
-        vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1, worker_init=sys.exit)
+        vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1, worker_init=leave)
     there.touch()
     how = {"num_workers": 1, "on_worker_death": "restart"}
     with vecenv.AsyncVectorEnv(counting_fns(2), worker_init=configure, **how) as envs:

@@ -6,8 +6,8 @@ import pytest
 
 import vecenv
 from tests.helpers import CountingEnv, assert_same, counting_fns
-from vecenv.results import ResultAssembler
 from vecenv.rows.infos import add_info
+from vecenv.vector.results import ResultAssembler
 
 
 class Ending(CountingEnv):

@@ -1,4 +1,4 @@
-"""Rooms import in one direction, importing vecenv starts nothing, and only vecenv/ingraph imports TensorFlow."""
+"""Layers import in one direction, importing vecenv starts nothing, and only vecenv/ingraph imports TensorFlow."""
 
 import ast
 import graphlib
@@ -10,58 +10,32 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-# The rooms that the modules of each room may import, besides their own room. A top-level module is its own room.
-ROOMS = {
+# The layers that the modules of each layer may import, besides their own. A folder or a top-level module is a layer.
+LAYERS = {
     "errors": set(),
-    "spaces": {"errors"},
+    "tree": {"errors"},
     "resources": set(),
     "opengl": set(),
-    "wrappers": {"spaces"},
+    "wrappers": {"tree"},
     "atari": set(),
-    "memory": {"resources", "spaces", "errors"},
-    "state": {"spaces", "errors", "memory"},
-    "batched": set(),
-    "rows": {"batched", "resources", "spaces", "errors", "memory", "state"},
-    "workers": {"batched", "resources", "spaces", "errors", "memory", "rows"},
-    "results": {"spaces", "memory", "rows"},
-    "vector_env": {"batched", "spaces", "errors", "memory", "rows", "results", "state", "workers"},
-    "sync_vector_env": {"batched", "rows", "vector_env", "workers"},
-    "async_vector_env": {"batched", "resources", "spaces", "errors", "results", "rows", "vector_env", "workers"},
-    "mujoco": {"spaces", "errors", "opengl", "resources", "rows", "state"},
-    "make": {"async_vector_env", "batched", "resources", "spaces", "workers"},
-    "ingraph": {"spaces", "errors", "memory", "rows", "vector_env"},
-    "adapters": {
-        "batched",
-        "spaces",
-        "async_vector_env",
-        "errors",
-        "make",
-        "memory",
-        "rows",
-        "state",
-        "vector_env",
-        "workers",
-        "wrappers",
-    },
-    "testing": {"errors", "spaces", "rows", "sync_vector_env"},
+    "state": {"errors"},
+    "memory": {"resources", "tree", "errors"},
+    "rows": {"resources", "tree", "errors", "memory", "state"},
+    "workers": {"resources", "tree", "errors", "memory", "rows"},
+    "vector": {"resources", "tree", "errors", "memory", "rows", "state", "workers"},
+    "mujoco": {"tree", "errors", "opengl", "resources", "rows", "state"},
+    "make": {"resources", "tree", "rows", "vector", "workers"},
+    "ingraph": {"tree", "errors", "memory", "rows", "vector"},
+    "adapters": {"tree", "errors", "make", "memory", "rows", "state", "vector", "workers", "wrappers"},
+    "testing": {"errors", "tree", "rows", "vector"},
     "__main__": {"opengl", "resources"},
-    "__init__": {
-        "async_vector_env",
-        "batched",
-        "errors",
-        "make",
-        "resources",
-        "results",
-        "rows",
-        "state",
-        "sync_vector_env",
-        "vector_env",
-        "workers",
-    },
+    "__init__": {"errors", "make", "resources", "rows", "state", "vector", "workers"},
 }
 
-PPO_ROOMS = ("config", "model", "algorithm", "envs", "cluster", "run", "collectors", "results", "trainer", "cli")
-"""Rooms of ppo that import only rooms to their left, even for type annotations."""
+PPO_LAYERS = (
+    "errors", "config", "model", "algorithm", "envs", "cluster", "run", "collectors", "policies", "results", "trainer", "cli",
+)  # fmt: skip
+"""Layers of ppo that import only layers to their left, even for type annotations."""
 
 
 def imported(file: Path) -> set[str]:
@@ -78,28 +52,28 @@ def imported(file: Path) -> set[str]:
 FILES = sorted((ROOT / "vecenv").rglob("*.py"))
 
 
-def room_of(file: Path) -> str:
+def layer_of(file: Path) -> str:
     """Returns "rows" for vecenv/rows/env_rows.py and "make" for vecenv/make.py."""
     return file.relative_to(ROOT / "vecenv").with_suffix("").parts[0]
 
 
-def test_every_room_is_listed():
-    assert {room_of(file) for file in FILES} == set(ROOMS)
+def test_every_layer_is_listed():
+    assert {layer_of(file) for file in FILES} == set(LAYERS)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT / "vecenv")))
-def test_rooms_import_in_one_direction(file):
-    names, room = imported(file), room_of(file)
-    ours = {name.split(".")[1] for name in names if name.startswith("vecenv.")} & set(ROOMS)
-    assert ours - {room} <= ROOMS[room], f"{room} may not import {ours - ROOMS[room]}"
+def test_layers_import_in_one_direction(file):
+    names, layer = imported(file), layer_of(file)
+    ours = {name.split(".")[1] for name in names if name.startswith("vecenv.")} & set(LAYERS)
+    assert ours - {layer} <= LAYERS[layer], f"{layer} may not import {ours - LAYERS[layer]}"
     assert not any(name.split(".")[0] == "ppo" for name in names)
-    assert room == "ingraph" or not any(name.split(".")[0] == "tensorflow" for name in names)
+    assert layer == "ingraph" or not any(name.split(".")[0] == "tensorflow" for name in names)
 
 
-def test_no_room_imports_itself_through_other_rooms():
-    """ROOMS has no cycle."""
-    graph = {room: set(allowed) for room, allowed in ROOMS.items()}
-    while leaves := [room for room, allowed in graph.items() if not allowed]:
+def test_no_layer_imports_itself_through_other_layers():
+    """LAYERS has no cycle."""
+    graph = {layer: set(allowed) for layer, allowed in LAYERS.items()}
+    while leaves := [layer for layer, allowed in graph.items() if not allowed]:
         for leaf in leaves:
             del graph[leaf]
         for allowed in graph.values():
@@ -114,11 +88,11 @@ PPO_FILES = {
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in PPO_FILES if name.split(".")[1:2] and name.split(".")[1] in PPO_ROOMS]
+    "name", [name for name in PPO_FILES if name.split(".")[1:2] and name.split(".")[1] in PPO_LAYERS]
 )
-def test_the_rooms_of_ppo_import_in_one_direction(name):
+def test_the_layers_of_ppo_import_in_one_direction(name):
     ours = {other.split(".")[1] for other in imported(PPO_FILES[name]) if other.startswith("ppo.")}
-    above = PPO_ROOMS[PPO_ROOMS.index(name.split(".")[1]) + 1 :]
+    above = PPO_LAYERS[PPO_LAYERS.index(name.split(".")[1]) + 1 :]
     assert not ours & set(above)
 
 
@@ -130,7 +104,7 @@ def test_no_file_of_ppo_imports_itself_through_other_files():
 @pytest.mark.parametrize("file", PPO_FILES.values(), ids=PPO_FILES)
 def test_ppo_uses_only_public_names_of_vecenv(file):
     ours = {name for name in imported(file) if name.startswith("vecenv")}
-    public = ("vecenv.adapters", "vecenv.ingraph", "vecenv.opengl", "vecenv.spaces", "vecenv.wrappers")
+    public = ("vecenv.adapters", "vecenv.ingraph", "vecenv.opengl", "vecenv.tree", "vecenv.wrappers")
     assert all(
         name == "vecenv" or (name.count(".") == 1 and name[7:8].isupper()) or name.startswith(public) for name in ours
     )

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import vecenv
 from tests.helpers import any_space
-from vecenv import spaces as tree
+from vecenv import tree
 from vecenv.memory import layout
 from vecenv.memory.block import Block
 

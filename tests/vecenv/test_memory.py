@@ -22,7 +22,7 @@ from vecenv import SharedMemoryFull
 from vecenv.memory import block as memory
 from vecenv.memory import layout
 from vecenv.memory.block import Block
-from vecenv.results import ResultAssembler
+from vecenv.vector.results import ResultAssembler
 
 PLAN = layout.plan({("x",): (np.dtype(np.float64), ())}, num_slots=2, num_envs=4)
 

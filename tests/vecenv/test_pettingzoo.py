@@ -17,7 +17,7 @@ from gymnasium import spaces
 from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 
 import vecenv
-from vecenv.spaces import leaves, pick
+from vecenv.tree import leaves, pick
 
 pytest.importorskip("pettingzoo")
 

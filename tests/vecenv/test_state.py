@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 import vecenv
 from tests.helpers import Color, CountingEnv, SampledEnv, assert_same, counting_fns
 from vecenv.mujoco import TASKS, Hopper, Humanoid
-from vecenv.state import load, restore, save, state_of
+from vecenv.state import load, save
+from vecenv.state.envs import restore, state_of
 from vecenv.wrappers import IgnoreKeys
 
 ROWS = [
@@ -815,7 +816,7 @@ def test_a_damaged_file_is_rejected(spoil, path):
 
 def test_a_file_of_another_format_is_rejected(path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(vecenv.state, "_FORMAT", 99)
+        patch.setattr(vecenv.state.files, "_FORMAT", 99)
         save(path, [1])
     with pytest.raises(ValueError, match=r"its format is 99, but this version reads \d"):
         load(path)

@@ -1,4 +1,4 @@
-"""Tests of vecenv/sync_vector_env.py: the serial vector env equals Gymnasium's SyncVectorEnv, bit for bit."""
+"""Tests of vecenv/vector/sync_vector_env.py: the serial vector env equals Gymnasium's SyncVectorEnv, bit for bit."""
 
 import copy
 import pickle

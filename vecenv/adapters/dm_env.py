@@ -14,7 +14,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv.errors import UnsupportedSpace
-from vecenv.spaces import enclosing
+from vecenv.tree import enclosing
 
 try:
     import dm_env

@@ -14,10 +14,10 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, create_empty_array
 
-from vecenv import spaces as tree
+from vecenv import tree
 from vecenv.rows import checks
 from vecenv.rows.observations import Exact, observation_writer
-from vecenv.state import has_state_methods, unknown_state
+from vecenv.state.envs import has_state_methods, unknown_state
 from vecenv.wrappers import ACTION_MASK, OBSERVED, flat_mask, mask_space
 
 try:

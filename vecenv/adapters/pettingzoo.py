@@ -18,18 +18,18 @@ from gymnasium.error import Error
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from vecenv import spaces as tree
+from vecenv import tree
 from vecenv.adapters import joint_env as keys
 from vecenv.adapters.joint_env import AgentGroup, Grouping, JointEnv
-from vecenv.async_vector_env import AsyncVectorEnv
 from vecenv.make import import_module
 from vecenv.memory import layout
-from vecenv.rows.actions import unbounded
+from vecenv.rows.action_spaces import unbounded
 from vecenv.rows.arguments import Seeds, check_functions
 from vecenv.rows.infos import add_info, split_infos
+from vecenv.rows.messages import StepObjects
 from vecenv.rows.observations import as_float32
-from vecenv.rows.protocol import StepObjects
-from vecenv.spaces import Path
+from vecenv.tree import Path
+from vecenv.vector.async_vector_env import AsyncVectorEnv
 
 __all__ = ["AgentRows", "NamedParallelEnv", "ParallelVectorEnv"]
 
@@ -71,8 +71,7 @@ class AgentRows:
         num_envs: The number of rows, M * K. Row `m * K + k` belongs to agent k of env m.
         single_observation_space, observation_space, single_action_space, action_space: As in a vector env.
         env_action_space: The action space of one agent, with the bounds that `clip_actions` applies.
-        arrays: The memory of these rows: `dtype[S, M * K, *shape]` by path, as in `vecenv.vector_env.PooledVectorEnv`,
-            and `("valid",)`, `bool[S, M * K]`. Final observations are stored only where the episode of the whole env
+        arrays: The memory of these rows: `dtype[S, M * K, *shape]` by path, as in `PooledVectorEnv`, and `("valid",)`, `bool[S, M * K]`. Final observations are stored only where the episode of the whole env
             ended. If other agents continue, an agent's last observation is stored as its observation.
     """
 

@@ -17,12 +17,12 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array
 
-from vecenv.async_vector_env import AsyncVectorEnv
-from vecenv.batched import ADVICE, Batched
+from vecenv.rows.batched import ADVICE, Batched
 from vecenv.rows.infos import split_infos
-from vecenv.spaces import enclosing
 from vecenv.state import layers_of
-from vecenv.vector_env import PooledVectorEnv
+from vecenv.tree import enclosing
+from vecenv.vector.async_vector_env import AsyncVectorEnv
+from vecenv.vector.vector_env import PooledVectorEnv
 
 try:
     from stable_baselines3.common.vec_env import VecEnv

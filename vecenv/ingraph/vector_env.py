@@ -24,12 +24,12 @@ import tensorflow as tf
 from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
-from vecenv import spaces as tree
+from vecenv import tree
 from vecenv.ingraph.types import Rollout, SimulatedStep, Step
 from vecenv.memory import layout
 from vecenv.rows.arguments import Seeds
-from vecenv.spaces import Path
-from vecenv.vector_env import PooledVectorEnv
+from vecenv.tree import Path
+from vecenv.vector.vector_env import PooledVectorEnv
 
 _Function = TypeVar("_Function", bound=Callable)
 

@@ -26,7 +26,7 @@ import numpy as np
 from vecenv.errors import SharedMemoryFull
 from vecenv.memory.layout import ALIGNMENT, Layout
 from vecenv.resources import address_space, memory_limits, tightest_limit
-from vecenv.spaces import Path
+from vecenv.tree import Path
 
 SHM = "the shared memory in /dev/shm"
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from gymnasium import Space
 
-from vecenv.spaces import Path, is_fixed, leaves
+from vecenv.tree import Path, is_fixed, leaves
 
 ALIGNMENT = 64  # bytes; the strictest requirement of Eigen and XLA for buffers that they do not copy
 

@@ -22,12 +22,12 @@ from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from vecenv import spaces as tree
+from vecenv import tree
 from vecenv.errors import StateError
 from vecenv.mujoco.generators import Generators
 from vecenv.mujoco.physics import INPUTS, Model, Physics
 from vecenv.mujoco.rendering import BatchRenderer
-from vecenv.mujoco.state import restore_states, saved_arrays, states_of
+from vecenv.mujoco.saved_state import restore_states, saved_arrays, states_of
 from vecenv.rows.arguments import Seeds, seed_of_each, split_reset_mask
 from vecenv.rows.infos import mask_infos
 

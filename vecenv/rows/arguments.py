@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.batched import ADVICE
+from vecenv.rows.batched import ADVICE
 from vecenv.rows.episode_infos import parse
 
 Seeds = int | Sequence[int | None] | None

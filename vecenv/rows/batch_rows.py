@@ -11,20 +11,21 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from vecenv import spaces as tree
-from vecenv.batched import ADVICE, Batched
+from vecenv import tree
 from vecenv.errors import NotRestorable
 from vecenv.memory import layout
 from vecenv.rows import checks, episode_infos
-from vecenv.rows.actions import clipper
+from vecenv.rows.action_spaces import clipper
 from vecenv.rows.autoreset import BEGINS, SKIPS, STEPS
+from vecenv.rows.batched import ADVICE, Batched
 from vecenv.rows.env_rows import EnvRows
 from vecenv.rows.infos import RowInfos, check_batched, copied, select_infos
+from vecenv.rows.messages import NO_OBJECTS, EnvDescription, ResetCommand, RowsOptions, StepObjects, combined
 from vecenv.rows.observations import fitted
-from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, ResetCommand, RowsOptions, StepObjects, combined
 from vecenv.rows.rows import Rows, Slot
-from vecenv.spaces import Path
-from vecenv.state import check_classes, has_state_methods, pack, unpack
+from vecenv.state.envs import check_classes, has_state_methods
+from vecenv.state.plain import pack, unpack
+from vecenv.tree import Path
 
 PER_ENV_ATTRIBUTES = ("render", "np_random", "np_random_seed")
 """Attributes of a vector env that hold one value per env. All other attributes hold one value for all its envs."""

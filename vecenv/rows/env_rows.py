@@ -13,20 +13,20 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from vecenv import spaces as tree
+from vecenv import tree
 from vecenv.memory import layout
 from vecenv.rows import checks, episode_infos
-from vecenv.rows.actions import clipper, each, unbounded
+from vecenv.rows.action_spaces import clipper, each, unbounded
 from vecenv.rows.autoreset import BEGINS, SKIPS, STEPS
 from vecenv.rows.checks import FALSE, NUMBERS
 from vecenv.rows.copies import copiers
 from vecenv.rows.infos import Infos, copied, merge_infos
+from vecenv.rows.messages import NO_OBJECTS, EnvDescription, EnvSpaces, ResetCommand, RowsOptions, StepObjects
 from vecenv.rows.observations import observation_writer
 from vecenv.rows.other_apis import check_env, reset_result
-from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, EnvSpaces, ResetCommand, RowsOptions, StepObjects
 from vecenv.rows.rows import Rows, Slot
-from vecenv.spaces import Path
-from vecenv.state import check_classes, restore, state_of
+from vecenv.state.envs import check_classes, restore, state_of
+from vecenv.tree import Path
 
 
 class EnvRows(Rows):

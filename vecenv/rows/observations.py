@@ -11,10 +11,10 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_differing_spaces
 
-from vecenv import spaces as tree
+from vecenv import tree
 from vecenv.memory import layout
-from vecenv.rows.protocol import ObjectLeaves
-from vecenv.spaces import Path
+from vecenv.rows.messages import ObjectLeaves
+from vecenv.tree import Path
 
 Write = Callable[[int, Any], None]
 """`write(row, observation)`."""

@@ -9,16 +9,16 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from vecenv import spaces as tree
+from vecenv import tree
 from vecenv.errors import EnvError
 from vecenv.memory import layout
 from vecenv.resources import tightest_limit
 from vecenv.rows import episode_infos
-from vecenv.rows.actions import unbounded
+from vecenv.rows.action_spaces import unbounded
 from vecenv.rows.autoreset import Columns, Episodes
+from vecenv.rows.messages import EnvDescription, EnvSpaces, ResetCommand, RowsOptions, StepObjects
 from vecenv.rows.observations import Exact, as_float32
-from vecenv.rows.protocol import EnvDescription, EnvSpaces, ResetCommand, RowsOptions, StepObjects
-from vecenv.spaces import Path
+from vecenv.tree import Path
 
 
 class Slot:

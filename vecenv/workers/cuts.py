@@ -16,8 +16,8 @@ from gymnasium.vector import AutoresetMode
 from vecenv.memory import layout
 from vecenv.rows.autoreset import BEGINS, SKIPS
 from vecenv.rows.infos import RowInfos
-from vecenv.rows.protocol import StepObjects
-from vecenv.spaces import Path
+from vecenv.rows.messages import StepObjects
+from vecenv.tree import Path
 
 RESTARTED = "worker_restarted"
 """Key of the info of a cut episode."""

@@ -11,12 +11,12 @@ from typing import Any
 from gymnasium import logger
 from gymnasium.error import ResetNeeded
 
-from vecenv.batched import Batched
 from vecenv.memory.block import Block
 from vecenv.memory.layout import Layout
 from vecenv.rows.batch_rows import BatchRows, make_rows
+from vecenv.rows.batched import Batched
 from vecenv.rows.copies import copiers
-from vecenv.rows.protocol import EnvDescription, RowsOptions, StepObjects, combined
+from vecenv.rows.messages import EnvDescription, RowsOptions, StepObjects, combined
 from vecenv.workers.pool import EnvRange, Failed, NotSent, Pool
 from vecenv.workers.protocol import BETWEEN_STEPS, Kind, carry_out
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from vecenv.memory.block import Block
 from vecenv.memory.layout import Layout
-from vecenv.rows.protocol import EnvDescription, StepObjects
+from vecenv.rows.messages import EnvDescription, StepObjects
 from vecenv.workers.protocol import Kind
 
 

@@ -16,12 +16,12 @@ from typing import Any
 
 from gymnasium import logger
 
-from vecenv.batched import Batched
 from vecenv.errors import EnvError, NotRestorable, SharedMemoryFull, VecEnvError, WorkerDied, env_error
 from vecenv.memory.block import Block
 from vecenv.memory.layout import Layout
 from vecenv.resources import available_cores, cpu_quota
-from vecenv.rows.protocol import EnvDescription, RowsOptions, StepObjects, combined
+from vecenv.rows.batched import Batched
+from vecenv.rows.messages import EnvDescription, RowsOptions, StepObjects, combined
 from vecenv.workers import processes
 from vecenv.workers.cuts import CutEpisodes
 from vecenv.workers.launch import check_not_daemonic, interrupts_deferred, start_method

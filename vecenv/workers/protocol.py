@@ -43,7 +43,7 @@ import cloudpickle
 
 from vecenv.errors import MessageTooLarge
 from vecenv.memory.layout import Layout
-from vecenv.rows.protocol import StepObjects
+from vecenv.rows.messages import StepObjects
 from vecenv.rows.rows import Rows
 from vecenv.workers.logs import LogSettings
 from vecenv.workers.pickling import dumps

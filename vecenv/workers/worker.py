@@ -27,13 +27,13 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
-from vecenv.batched import Batched
 from vecenv.errors import NotRestorable, SharedMemoryFull
 from vecenv.memory.block import Block
 from vecenv.resources import tightest_limit
 from vecenv.rows.batch_rows import make_rows
+from vecenv.rows.batched import Batched
 from vecenv.rows.copies import copiers
-from vecenv.rows.protocol import NO_OBJECTS, RowsOptions
+from vecenv.rows.messages import NO_OBJECTS, RowsOptions
 from vecenv.rows.rows import Rows
 from vecenv.workers.launch import JOB_SIGNALS, ORPHAN_GRACE_S
 from vecenv.workers.logs import add_handlers, configure_logging

@@ -6,10 +6,11 @@ import dataclasses
 
 from ppo.config import Config
 from ppo.envs import EnvSource, identity_of
-from ppo.results.evaluation import Players, evaluate
-from ppo.results.policy import load_agent
+from ppo.errors import RunError
+from ppo.policies.evaluation import Players, evaluate
+from ppo.policies.policy import load_agent
 from ppo.run.checkpoint import BEST, Recorded, number_in, value_in
-from ppo.run.folder import Run, RunError
+from ppo.run.folder import Run
 from ppo.run.resume import Saver
 from ppo.run.scores import Evaluation
 from ppo.run.status import Status, Tally
@@ -39,7 +40,7 @@ class Best:
         Otherwise the score of an easier evaluation would prevent later policies from becoming the best.
 
         Raises:
-            EvaluationStopped: See `ppo.results.evaluation.play`.
+            EvaluationStopped: See `ppo.policies.evaluation.play`.
         """
         if not self._is_stale:
             return

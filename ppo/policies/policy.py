@@ -21,8 +21,8 @@ from ppo.run.folder import Run
 from ppo.run.modules import config_to_load
 from ppo.run.wrappers import named_wrappers
 from ppo.startup import call_with_tensorflow
-from vecenv.spaces import can_hold, leaves, nest, pick
-from vecenv.spaces import name_of as name_of_leaf
+from vecenv.tree import can_hold, leaves, nest, pick
+from vecenv.tree import name_of as name_of_leaf
 
 
 class Policy:

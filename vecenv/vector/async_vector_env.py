@@ -17,13 +17,13 @@ from gymnasium import logger
 from gymnasium.error import NoAsyncCallError
 from gymnasium.vector import AutoresetMode
 
-from vecenv import spaces as tree
-from vecenv.batched import Batched
+from vecenv import tree
 from vecenv.resources import available_cores
-from vecenv.results import StepResult
 from vecenv.rows.arguments import Seeds, check_functions, check_info_keys
-from vecenv.rows.protocol import RowsOptions
-from vecenv.vector_env import FAILED_GRACE_S, ObservationMode, PooledVectorEnv, State
+from vecenv.rows.batched import Batched
+from vecenv.rows.messages import RowsOptions
+from vecenv.vector.results import StepResult
+from vecenv.vector.vector_env import FAILED_GRACE_S, ObservationMode, PooledVectorEnv, State
 from vecenv.workers.local_pool import LocalPool
 from vecenv.workers.pool import Pool, spread
 from vecenv.workers.process_pool import ProcessPool

@@ -9,8 +9,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from vecenv import spaces as tree
-from vecenv.spaces import Path
+from vecenv import tree
+from vecenv.tree import Path
 
 
 def unbounded(space: gym.Space) -> gym.Space:

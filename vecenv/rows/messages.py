@@ -1,7 +1,7 @@
 """The data that a vector env and its rows exchange: options, descriptions and step results.
 
 Arrays of a fixed shape are stored in memory. Everything else travels as `StepObjects`: infos, and the values of object
-leaves (Text, Sequence, Graph, OneOf and custom spaces; see `vecenv.spaces.is_fixed`). Most steps of most envs have no
+leaves (Text, Sequence, Graph, OneOf and custom spaces; see `vecenv.tree.is_fixed`). Most steps of most envs have no
 objects, so nothing is pickled.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from vecenv.rows.infos import RowInfos
-from vecenv.spaces import Path
+from vecenv.tree import Path
 
 
 @dataclass(frozen=True)

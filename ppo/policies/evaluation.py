@@ -14,9 +14,9 @@ import numpy as np
 
 from ppo.config import Config, ConfigError
 from ppo.envs import EnvSource, distinct, evaluation_envs, mask_warning, spaces_of, time_limit_of
+from ppo.errors import TrainingDiverged
 from ppo.model.agent import Agent
-from ppo.model.checks import TrainingDiverged
-from ppo.results.policy import load_agent
+from ppo.policies.policy import load_agent
 from ppo.run import infos
 from ppo.run.checkpoint import LATEST, number_in
 from ppo.run.folder import Run, Spaces, space_to_json
@@ -26,7 +26,7 @@ from ppo.run.scores import Evaluation
 from ppo.run.status import Tally
 from ppo.seeds import evaluation_rng, evaluation_seeds, fresh_seed
 from vecenv import AsyncVectorEnv, SyncVectorEnv, WorkerDied
-from vecenv.spaces import leaves
+from vecenv.tree import leaves
 
 if TYPE_CHECKING:
     from vecenv.adapters.pettingzoo import ParallelVectorEnv

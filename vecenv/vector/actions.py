@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from gymnasium import Space
 
-from vecenv import spaces as tree
+from vecenv import tree
 from vecenv.memory import layout
-from vecenv.spaces import Path
+from vecenv.tree import Path
 
 
 class ActionWriter:

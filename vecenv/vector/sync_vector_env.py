@@ -8,10 +8,10 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.vector import AutoresetMode
 
-from vecenv.batched import Batched
 from vecenv.rows.arguments import check_functions, check_info_keys
-from vecenv.rows.protocol import RowsOptions
-from vecenv.vector_env import ObservationMode, PooledVectorEnv
+from vecenv.rows.batched import Batched
+from vecenv.rows.messages import RowsOptions
+from vecenv.vector.vector_env import ObservationMode, PooledVectorEnv
 from vecenv.workers.local_pool import LocalPool
 
 

@@ -11,11 +11,11 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
-from vecenv import spaces as tree
+from vecenv import tree
 from vecenv.memory import layout
 from vecenv.rows.infos import join_infos, select_infos
-from vecenv.rows.protocol import NO_OBJECTS, ObjectLeaves, StepObjects
-from vecenv.spaces import Path
+from vecenv.rows.messages import NO_OBJECTS, ObjectLeaves, StepObjects
+from vecenv.tree import Path
 
 StepResult = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 """Observations `[N, ...]`, rewards `float64[N]`, terminated `bool[N]`, truncated `bool[N]`, infos."""

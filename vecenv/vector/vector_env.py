@@ -17,18 +17,18 @@ from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from vecenv import spaces as tree
-from vecenv.batched import Batched
+from vecenv import tree
 from vecenv.errors import EpisodeOver, StateError, UnsupportedSpace
 from vecenv.memory import layout
-from vecenv.memory.actions import ActionWriter
 from vecenv.memory.block import out_of_memory
-from vecenv.results import PartialBatch, ResultAssembler, StepResult
 from vecenv.rows.arguments import Seeds, check_equal, per_env, seed_of_each, split_reset_mask
+from vecenv.rows.batched import Batched
 from vecenv.rows.infos import add_info
-from vecenv.rows.protocol import NO_OBJECTS, EnvDescription, EnvSpaces, ResetCommand, RowsOptions, StepObjects, combined
-from vecenv.spaces import Path
-from vecenv.state import check_states, row_of, row_types, write_row
+from vecenv.rows.messages import NO_OBJECTS, EnvDescription, EnvSpaces, ResetCommand, RowsOptions, StepObjects, combined
+from vecenv.tree import Path
+from vecenv.vector.actions import ActionWriter
+from vecenv.vector.results import PartialBatch, ResultAssembler, StepResult
+from vecenv.vector.saved_rows import check_states, row_of, row_types, write_row
 from vecenv.workers.pool import Failed, NotSent, Pool, RowsLate
 from vecenv.workers.protocol import ApplyCommand, CallCommand, Kind, SetAttrCommand
 

@@ -1,0 +1,1 @@
+"""Gymnasium's vector env interface over a pool of rows."""
