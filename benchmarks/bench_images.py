@@ -18,8 +18,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.bench_engine import INSTALL_SB3
-from benchmarks.bench_ppo import in_a_process
 from benchmarks.conftest import need
+from benchmarks.processes import SB3_SETTINGS, in_a_process, ppo_in_a_process
 
 INSTALL_TORCH = "pip install torch"
 
@@ -69,14 +69,15 @@ def test_images(measure, benchmark, task, turn, rival, tmp_path):
     settings = TASKS[task]
     if rival.startswith("SB3"):
         need("stable_baselines3", INSTALL_SB3)
-        iterate, close = _sb3(task, threads=int(rival.split()[1]))
+        iterate, close = in_a_process(_sb3, task=task, threads=int(rival.split()[1]))
     elif rival.startswith("torch"):
         need("torch", INSTALL_TORCH)
-        iterate, close = _torch(task, threads=int(rival.split()[1]))
+        iterate, close = in_a_process(_torch, task=task, threads=int(rival.split()[1]))
     else:
         need("tensorflow", "pip install -e '.[ppo]'")
-        iterate, close = in_a_process(
+        iterate, close = ppo_in_a_process(
             tmp_path,
+            **SB3_SETTINGS,
             **settings,
             epochs=EPOCHS,
             policy_layers=(),

@@ -33,8 +33,8 @@ import numpy as np
 import pytest
 
 from benchmarks.bench_engine import INSTALL_SB3
-from benchmarks.bench_ppo import in_a_process
 from benchmarks.conftest import need
+from benchmarks.processes import SB3_SETTINGS, in_a_process, ppo_in_a_process
 from vecenv import available_cores
 
 INSTALL_ENV = "pip install mpe2 'pettingzoo>=1.25'"
@@ -175,10 +175,11 @@ def test_multi_agent_training(measure, benchmark, turn, rival, tmp_path):
     if rival == "ppo":
         need("tensorflow", "pip install -e '.[ppo]'")
         layers = {"policy_layers": (64, 64), "value_layers": (64, 64)}
-        iterate, close = in_a_process(tmp_path, env=f"pettingzoo:mpe2.{ENV}", **layers, **SETTINGS)
+        settings = {**SB3_SETTINGS, **layers, **SETTINGS}
+        iterate, close = ppo_in_a_process(tmp_path, env=f"pettingzoo:mpe2.{ENV}", **settings)
     else:
         need("stable_baselines3", INSTALL_SB3)
-        iterate, close = _sb3(env_fn, threads=int(rival.split()[3]))
+        iterate, close = in_a_process(_sb3, env_fn=env_fn, threads=int(rival.split()[3]))
     try:
         iterate()
         batch = NUM_ENVS * SETTINGS["num_steps"]

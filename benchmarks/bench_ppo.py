@@ -1,30 +1,30 @@
 """How many env-steps per second does PPO train on, end to end?
 
 Unit: env-steps per second of collecting and learning together, as the median of the rounds of each turn. The rivals
-take three turns.
+take three turns, each in a process of its own.
 Not measured: start-up and compilation, which the first iteration includes.
 
 The policy and the value function are 64-64 tanh networks, trained on 64 envs. Setting A spends little computation on
 each sample: 64 steps, minibatches of 1024, 2 epochs. Setting B spends more: 32 steps, minibatches of 64, 10 epochs.
-ppo trains in a separate process, on MuJoCo tasks in C++ or on ordinary Python envs. For comparison, vecenv and EnvPool
-step random actions without learning, and so does the physics alone, with one thread per core. SB3 uses 8 envs in its
-SubprocVecEnv, the fastest number at this batch size on 2 cores, or 64 C++ envs of `vecenv.make` in
-`vecenv.adapters.sb3.VecEnvAdapter`, with one or two torch threads. SBX, the JAX version of SB3, has 64 C++ envs of
-`vecenv.make`. tianshou has 64 EnvPool envs and one torch thread. The JAX loop is `jax_loop.py`, with 64 envs of EnvPool
-or vecenv.
+ppo trains on MuJoCo tasks in C++ or on ordinary Python envs, with its defaults or as SB3 does by default, without
+recomputing advantages in each epoch. For comparison, vecenv and EnvPool step random actions without learning, and so
+does the physics alone, with one thread per core. SB3 uses 8, 16 or 64 envs in its SubprocVecEnv or its DummyVecEnv, or
+64 C++ envs of `vecenv.make` in `vecenv.adapters.sb3.VecEnvAdapter`, with one or two torch threads. SBX, the JAX version
+of SB3, has 64 C++ envs of `vecenv.make`. tianshou has 64 EnvPool envs and one torch thread. JAX is `jax_loop.py`: a
+single compiled function that also steps 64 envs of EnvPool, or a loop on the host over 64 envs of EnvPool or vecenv.
 """
 
 from __future__ import annotations
 
-import math
-import multiprocessing
+import functools
+from pathlib import Path
 
 import pytest
 
 from benchmarks.bench_engine import INSTALL_SB3, INSTALL_TIANSHOU
 from benchmarks.bench_mujoco import envpool_async, envpool_sync, physics, random_actions, vecenv_here
 from benchmarks.conftest import need
-from benchmarks.machine import load_tensorflow
+from benchmarks.processes import SB3_SETTINGS, Iteration, in_a_process, ppo_in_a_process
 from vecenv import available_cores
 
 NUM_ENVS = 64
@@ -33,61 +33,49 @@ SETTINGS = {
     "A": {"num_steps": 64, "minibatch_size": 1024, "epochs": 2},
     "B": {"num_steps": 32, "minibatch_size": 64, "epochs": 10},
 }
-STEPPING = {
-    "vecenv, nothing learned": vecenv_here,
-    "EnvPool, nothing learned": envpool_sync,
-    "EnvPool async, nothing learned": envpool_async,
-    "physics alone": lambda env, num_envs, actions: physics(env, num_envs, actions, num_skipped=3),
-}
-CHEETAH = ["ppo, 64 envs", "ppo, 64 Python envs", "vecenv, nothing learned", "EnvPool, nothing learned",
-           "EnvPool async, nothing learned", "tianshou, 64 envs of EnvPool", "JAX loop, 64 envs of EnvPool",
-           "JAX loop, 64 envs of vecenv", "SBX, 64 envs of vecenv"]  # fmt: skip
+STEPPING = ["vecenv, nothing learned", "EnvPool, nothing learned", "EnvPool async, nothing learned", "physics alone"]
+JAX = ["JAX compiled, 64 envs of EnvPool", "JAX loop, 64 envs of EnvPool", "JAX loop, 64 envs of vecenv"]
+PPO = ["ppo, 64 envs", "ppo as SB3, 64 envs", "ppo, 64 Python envs", "ppo as SB3, 64 Python envs"]
 INSTALL_JAX = "pip install sbx-rl tf_keras"
 """SBX needs JAX, and Keras 2 if TensorFlow is installed."""
 
-SB3 = [f"SB3, {envs}, {threads}" for envs in ("8 envs", "64 envs of vecenv") for threads in ("1 thread", "2 threads")]
+SB3 = [
+    *(f"SB3, {n} envs in {kind}, 1 thread" for n in (8, 16, 64) for kind in ("SubprocVecEnv", "DummyVecEnv")),
+    *(f"SB3, {envs}, 2 threads" for envs in ("8 envs in SubprocVecEnv", "64 envs of vecenv")),
+    "SB3, 64 envs of vecenv, 1 thread",
+]
+CHEETAH = [*PPO, *STEPPING[:3], *JAX, "SBX, 64 envs of vecenv", "tianshou, 64 envs of EnvPool", *SB3]
 PHYSICS = ["ppo, 64 envs", "vecenv, nothing learned", "physics alone"]
 CASES = [
     (env, setting, turn, rival)
     for env, setting, rivals in (
-        ("HalfCheetah-v5", "A", CHEETAH + SB3),
-        ("HalfCheetah-v5", "B", CHEETAH + SB3),
+        ("HalfCheetah-v5", "A", CHEETAH),
+        ("HalfCheetah-v5", "B", CHEETAH),
         ("Ant-v5", "A", PHYSICS),
         ("Humanoid-v5", "A", PHYSICS),
     )
     for turn in range(3)
     for rival in rivals
 ]
+NEEDED = {
+    "SB3": ("stable_baselines3", INSTALL_SB3),
+    "SBX": ("sbx", INSTALL_JAX),
+    "JAX": ("optax", INSTALL_JAX),
+    "tianshou": ("tianshou", INSTALL_TIANSHOU),
+    "EnvPool": ("envpool", "pip install envpool"),
+    "ppo": ("tensorflow", "pip install -e '.[ppo]'"),
+}
+"""The package that a rival needs if its name contains this word."""
 
 
 @pytest.mark.parametrize(("env", "setting", "turn", "rival"), CASES)
 def test_ppo(measure, benchmark, env, setting, turn, rival, tmp_path):
     benchmark.group = f"PPO on {env}, setting {setting}"
     batch, rounds = NUM_ENVS * SETTINGS[setting]["num_steps"], 20 if env == "HalfCheetah-v5" else 8
-    if rival in STEPPING:
-        actions = random_actions(env, NUM_ENVS, SETTINGS[setting]["num_steps"])
-        running = STEPPING[rival](env, NUM_ENVS, actions)
-        iterate, close = next(running), lambda: next(running, None)
-    elif rival.startswith("SB3"):
-        need("stable_baselines3", INSTALL_SB3)
-        _, envs, threads = rival.split(", ")
-        iterate, close = _sb3(**SETTINGS[setting], on_vecenv="vecenv" in envs, threads=int(threads.split()[0]))
-    elif rival.startswith("SBX"):
-        need("sbx", INSTALL_JAX)
-        iterate, close = _sbx(**SETTINGS[setting])
-    elif rival.startswith("JAX"):
-        need("optax", INSTALL_JAX)
-        if "EnvPool" in rival:
-            need("envpool", "pip install envpool")
-        iterate, close = _jax(**SETTINGS[setting], on_vecenv="vecenv" in rival)
-    elif rival.startswith("tianshou"):
-        need("tianshou", INSTALL_TIANSHOU)
-        need("envpool", "pip install envpool")
-        iterate, close = _tianshou(**SETTINGS[setting])
-    else:
-        need("tensorflow", "pip install -e '.[ppo]'")
-        backend = "python" if "Python" in rival else "auto"
-        iterate, close = in_a_process(tmp_path, env=env, backend=backend, **SIZES, **SETTINGS[setting])
+    for word, package in NEEDED.items():
+        if word in rival:
+            need(*package)
+    iterate, close = started(rival, env, setting, tmp_path)
     try:
         iterate()
         measure(iterate, rounds=rounds, iterations=1, env_steps=batch, rival=rival, env=env, turn=turn)
@@ -95,84 +83,54 @@ def test_ppo(measure, benchmark, env, setting, turn, rival, tmp_path):
         close()
 
 
-def in_a_process(folder, **settings):
-    """Starts ppo in a new process.
-
-    Returns:
-        A function that runs one iteration there and returns when it is complete, which adds about 0.1 ms; and a
-        function that ends the process.
-    """
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    process = context.Process(target=_train, args=(there, folder), kwargs=settings)
-    process.start()
-    there.close()
-
-    def iterate():
-        here.send("iterate")
-        here.recv()
-
-    def close():
-        here.close()
-        process.join()
-
-    return iterate, close
+def started(rival: str, env: str, setting: str, folder: Path) -> Iteration:
+    """Starts a rival in a process of its own."""
+    settings, (name, *details) = SETTINGS[setting], rival.split(", ")
+    if rival in STEPPING:
+        return in_a_process(_stepping, rival=rival, env=env, num_steps=settings["num_steps"])
+    if name.startswith("ppo"):
+        backend = "python" if "Python" in rival else "auto"
+        others = SB3_SETTINGS if "as SB3" in rival else {}
+        return ppo_in_a_process(folder, env=env, backend=backend, **others, **SIZES, **settings)
+    if name == "SB3":
+        envs, threads = details
+        return in_a_process(_sb3, envs=envs, threads=int(threads.split()[0]), **settings)
+    if name.startswith("JAX"):
+        return in_a_process(_jax, compiled="compiled" in name, on_vecenv="vecenv" in rival, **settings)
+    return in_a_process({"SBX": _sbx, "tianshou": _tianshou}[name], **settings)
 
 
-def _train(connection, folder, **settings):
-    """Trains, running one iteration for each message."""
-    import ppo
-
-    never = 10**9
-    # recompute_advantages is off because SB3 does not recompute them.
-    config = ppo.Config(
-        recompute_advantages=False,
-        value_coef=0.5,
-        initial_log_std=0.0,
-        total_steps=never,
-        report_interval=never,
-        checkpoint_interval=never,
-        **settings,
-    )
-    load_tensorflow()
-
-    class OnRequest(ppo.Callback):
-        def on_start(self, config, env_steps):
-            self._wait()
-
-        def on_update(self, report):
-            assert math.isfinite(report["grad_norm"])
-            connection.send("done")
-            self._wait()
-
-        def _wait(self):
-            try:
-                connection.recv()
-            except EOFError:
-                raise ppo.StopTraining from None
-
-    ppo.train(config, callbacks=OnRequest(), logdir=folder, progress=False)
+def _stepping(rival: str, env: str, num_steps: int) -> Iteration:
+    step = {
+        "vecenv, nothing learned": vecenv_here,
+        "EnvPool, nothing learned": envpool_sync,
+        "EnvPool async, nothing learned": envpool_async,
+        "physics alone": functools.partial(physics, num_skipped=3),
+    }[rival]
+    running = step(env, NUM_ENVS, random_actions(env, NUM_ENVS, num_steps))
+    return next(running), lambda: next(running, None)
 
 
-def _sb3(num_steps: int, minibatch_size: int, epochs: int, *, on_vecenv: bool, threads: int):
+def _sb3(num_steps: int, minibatch_size: int, epochs: int, *, envs: str, threads: int) -> Iteration:
     import gymnasium as gym
     import torch
     from stable_baselines3 import PPO
-    from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize
+    from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
 
     import vecenv
     from vecenv.adapters.sb3 import VecEnvAdapter
 
     torch.set_num_threads(threads)
-    if on_vecenv:
-        envs = VecEnvAdapter(vecenv.make("HalfCheetah-v5", NUM_ENVS, vector_kwargs={"autoreset_mode": "SameStep"}))
+    functions = [lambda: gym.make("HalfCheetah-v5")] * int(envs.split()[0])
+    if "vecenv" in envs:
+        made = VecEnvAdapter(vecenv.make("HalfCheetah-v5", NUM_ENVS, vector_kwargs={"autoreset_mode": "SameStep"}))
     else:
-        envs = SubprocVecEnv([lambda: gym.make("HalfCheetah-v5")] * 8)
-    batch, envs = NUM_ENVS * num_steps, VecNormalize(envs)
+        made = SubprocVecEnv(functions, start_method="fork") if "Subproc" in envs else DummyVecEnv(functions)
+    batch, normalized = NUM_ENVS * num_steps, VecNormalize(made)
     model = PPO(
         "MlpPolicy",
-        envs,
-        n_steps=batch // envs.num_envs,
+        normalized,
+        n_steps=batch // made.num_envs,
         batch_size=minibatch_size,
         n_epochs=epochs,
         device="cpu",
@@ -182,10 +140,10 @@ def _sb3(num_steps: int, minibatch_size: int, epochs: int, *, on_vecenv: bool, t
     def iterate():
         model.learn(batch, reset_num_timesteps=False)
 
-    return iterate, envs.close
+    return iterate, normalized.close
 
 
-def _sbx(num_steps: int, minibatch_size: int, epochs: int):
+def _sbx(num_steps: int, minibatch_size: int, epochs: int) -> Iteration:
     import flax.linen
     from sbx import PPO
     from stable_baselines3.common.vec_env import VecNormalize
@@ -209,9 +167,9 @@ def _sbx(num_steps: int, minibatch_size: int, epochs: int):
     return iterate, envs.close
 
 
-def _jax(num_steps: int, minibatch_size: int, epochs: int, *, on_vecenv: bool):
+def _jax(num_steps: int, minibatch_size: int, epochs: int, *, compiled: bool, on_vecenv: bool) -> Iteration:
     import vecenv
-    from benchmarks.jax_loop import trainer
+    from benchmarks.jax_loop import compiled_trainer, trainer
 
     if on_vecenv:
         envs = vecenv.make("HalfCheetah-v5", NUM_ENVS, vector_kwargs={"copy": False})
@@ -219,11 +177,12 @@ def _jax(num_steps: int, minibatch_size: int, epochs: int, *, on_vecenv: bool):
         import envpool
 
         envs = envpool.make_gymnasium("HalfCheetah-v5", num_envs=NUM_ENVS, num_threads=available_cores(), seed=1)
-    iterate = trainer(envs, NUM_ENVS, num_steps=num_steps, minibatch_size=minibatch_size, epochs=epochs)
+    make = compiled_trainer if compiled else trainer
+    iterate = make(envs, NUM_ENVS, num_steps=num_steps, minibatch_size=minibatch_size, epochs=epochs)
     return iterate, envs.close
 
 
-def _tianshou(num_steps: int, minibatch_size: int, epochs: int):
+def _tianshou(num_steps: int, minibatch_size: int, epochs: int) -> Iteration:
     import envpool
     import torch
     from tianshou.algorithm import PPO

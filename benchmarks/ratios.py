@@ -26,8 +26,9 @@ import tyro
 
 import vecenv
 from benchmarks.bench_mujoco import envpool_sync, physics, random_actions, vecenv_here
-from benchmarks.bench_ppo import NUM_ENVS, SETTINGS, SIZES, in_a_process
+from benchmarks.bench_ppo import NUM_ENVS, SETTINGS, SIZES
 from benchmarks.machine import in_turns
+from benchmarks.processes import SB3_SETTINGS, ppo_in_a_process
 
 
 def main(
@@ -46,8 +47,8 @@ def main(
     """
     num_steps = SETTINGS[setting]["num_steps"]
     with tempfile.TemporaryDirectory() as folder:
-        settings = {**SIZES, **SETTINGS[setting]}
-        iterate, close = in_a_process(Path(folder), env=env, backend=backend, **settings)
+        settings = {**SB3_SETTINGS, **SIZES, **SETTINGS[setting]}
+        iterate, close = ppo_in_a_process(Path(folder), env=env, backend=backend, **settings)
         lives = _rivals(env, backend, random_actions(env, NUM_ENVS, num_steps))
         calls: dict[str, Callable[[], Any]] = {"ppo": iterate, **{name: next(life) for name, life in lives.items()}}
         seconds = in_turns(calls, rounds)
