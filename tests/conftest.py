@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import gc
 import multiprocessing
 import os
@@ -69,19 +71,42 @@ def poisoned_memory(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind():
-    """Fails a test that leaves a child process or a shared-memory segment behind."""
-    segments = _segments()
+    """Fails a test that leaves a child process or shared memory behind.
+
+    On Linux, shared memory has no name, so its descriptors and mappings in this process are compared.
+    """
+    before = _shared_memory()
     yield
     children = multiprocessing.active_children()
     for child in children:
         child.kill()
     assert not children, f"left running: {children}"
-    deadline = time.monotonic() + 10  # a test in another process may be using a segment
-    while (left := _segments() - segments) and time.monotonic() < deadline:
+    if _shared_memory() - before:
+        gc.collect()  # what is in a cycle is released only now
+    deadline = time.monotonic() + 10  # for named segments: a test in another process may be using one
+    while (left := _shared_memory() - before) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not left, f"left in /dev/shm: {left}"
+    assert not left, f"left behind: {dict(left)}"
 
 
-def _segments() -> set[str]:
-    shm = Path("/dev/shm")
-    return {entry for entry in os.listdir(shm) if entry.startswith(("psm_", "vecenv_"))} if shm.is_dir() else set()
+def _shared_memory() -> collections.Counter[str]:
+    """Returns the named segments of this machine, and the descriptors and mappings of nameless ones in this process."""
+    found: collections.Counter[str] = collections.Counter()
+    if os.path.isdir("/dev/shm"):
+        found.update(name for name in os.listdir("/dev/shm") if name.startswith(("psm_", "vecenv_")))
+    if sys.platform != "linux":
+        return found
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the descriptor of this listing
+            target = os.readlink(f"/proc/self/fd/{descriptor}")
+            if target.startswith(NAMELESS):
+                found[f"descriptor of {target}"] += 1
+    mappings = Path("/proc/self/maps").read_bytes()
+    for prefix in NAMELESS:
+        if count := mappings.count(b" " + prefix.encode()):
+            found[f"mapping of {prefix}"] = count
+    return found
+
+
+NAMELESS = ("/dev/shm/#", "/memfd:vecenv")
+"""The beginnings of the paths of files without a name that hold shared memory."""

@@ -1,7 +1,9 @@
 """Tests of vecenv/ingraph: tensors alias the slab, ops keep program order, and released slabs are never read."""
 
 import ctypes
+import gc
 import threading
+import weakref
 
 import gymnasium as gym
 import numpy as np
@@ -77,6 +79,28 @@ def test_a_rollout_is_the_slab_itself(kind):
             assert address(rollout.observations) == vector.slabs[("observation",)][low:].ctypes.data
             for name, path in (("rewards", ("reward",)), ("actions", ("action",)), ("terminated", ("terminated",))):
                 assert address(getattr(rollout, name)) == vector.slabs[path][low + 1 :].ctypes.data
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_the_memory_of_envs_is_released_with_the_graph_functions_that_step_them(nested):
+    """TensorFlow itself would keep both as long as the process."""
+    vector_env, envs = make(2)
+    envs.reset(seed=0)
+
+    @tf.function
+    def step():
+        return envs.step(tf.zeros(2, tf.int64)).rewards
+
+    first = tf.function(lambda: step() + 0.0) if nested else step
+    first()
+    left = [weakref.ref(envs), *(weakref.ref(array) for array in vector_env.arrays.values())]
+    del first
+    gc.collect()
+    assert step().shape == (2,)  # one of the functions is left
+    vector_env.close()
+    del vector_env, envs, step
+    gc.collect()
+    assert not any(reference() is not None for reference in left)
 
 
 def test_a_tensorflow_thread_that_steps_envs_keeps_its_thread_local_data():

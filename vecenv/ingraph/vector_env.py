@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -54,6 +55,33 @@ def _keeping_thread_state(function: _Function) -> _Function:
         return function(*arguments)
 
     return call  # type: ignore[return-value]
+
+
+def _numpy_function(
+    function: Callable[..., Any], inputs: list[tf.Tensor], like: list[np.ndarray], *, stateful: bool = True
+) -> list[tf.Tensor]:
+    """Calls a function as `tf.numpy_function` does, but lets it go when the graphs that call it are gone.
+
+    TensorFlow itself keeps the function, and with it the memory of the envs, as long as the process: it attaches the
+    function to the default graph, which encloses all others. Here, only the enclosing graphs of `tf.function`s keep it.
+    """
+    kept = _keeping_thread_state(function)
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    call = kept
+    if graph is not None:
+        weak = weakref.ref(kept)
+
+        def call(*arguments):  # type: ignore[no-untyped-def]
+            return weak()(*arguments)  # type: ignore[misc]
+
+    while graph is not None:
+        outer = getattr(graph, "outer_graph", None)
+        if outer is not None:  # all but the default graph, which lives as long as the process
+            graph._vecenv_functions = [*getattr(graph, "_vecenv_functions", ()), kept]
+        graph = outer
+    tensors = tf.numpy_function(call, inputs, [array.dtype for array in like], stateful=stateful)
+    tensors = tensors if isinstance(tensors, (list, tuple)) else [tensors]
+    return [tf.ensure_shape(tensor, array.shape) for tensor, array in zip(tensors, like, strict=True)]
 
 
 def slots_for(num_steps: int, num_slabs: int = 2) -> int:
@@ -309,10 +337,9 @@ class InGraphVectorEnv:
         This is a stateless operation of its own, which TensorFlow prunes if its outputs, 20 us each, are unused.
         """
         # Order: the slot is read after the last operation has set it, and before the next operation sets it.
-        written = _keeping_thread_state(lambda slot: self._fields(paths, int(slot)))
-        like = self._fields(paths)
-        tensors = tf.numpy_function(written, [self._slot.read_value()], [a.dtype for a in like], stateful=False)
-        return [tf.ensure_shape(t, array.shape) for t, array in zip(tensors, like, strict=True)]
+        return _numpy_function(
+            lambda slot: self._fields(paths, int(slot)), [self._slot.read_value()], self._fields(paths), stateful=False
+        )
 
     def _operation(
         self,
@@ -345,9 +372,7 @@ class InGraphVectorEnv:
         with tf.device("/CPU:0"):
             before = self._slot.read_value()
             after = slot_after(before)
-        tensors = tf.numpy_function(_keeping_thread_state(run), [before, after, *inputs], [a.dtype for a in like])
-        tensors = tensors if isinstance(tensors, (list, tuple)) else [tensors]
-        tensors = finish([tf.ensure_shape(t, array.shape) for t, array in zip(tensors, like, strict=True)])
+        tensors = finish(_numpy_function(run, [before, after, *inputs], like))
         with tf.control_dependencies(tensors):
             self._slot.assign(after)
         return tensors
