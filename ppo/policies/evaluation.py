@@ -44,8 +44,8 @@ class EvaluationStopped(Exception):
     """A stop was requested during an evaluation, which therefore has no result."""
 
 
-class _Team:
-    """A team's policy in all envs: what it sees, what it remembers, and what its agents have earned.
+class _Player:
+    """The policy of one team while it plays in all envs: what it sees and remembers, and what its agents have earned.
 
     Args:
         agent: The policy.
@@ -166,19 +166,19 @@ def play(players: Players, envs: EvaluationEnvs, episodes: int, *, functions: in
     remaining = episodes // whole.num_envs + (np.arange(whole.num_envs) < episodes % whole.num_envs)  # of each env
     unfinished = 0  # episodes that will never end
     played: list[_Episode] = []
-    teams = _teams(players, envs)
+    playing = _begin(players, envs)
     while remaining.any():
         if players.stopped():
             raise EvaluationStopped
-        results, over = _step(envs, {name: team.act() for name, team in teams.items()}, config.step_timeout_s)
-        for name, team in teams.items():
-            team.observe(results[name], over)
+        results, over = _step(envs, {team: player.act() for team, player in playing.items()}, config.step_timeout_s)
+        for team, player in playing.items():
+            player.observe(results[team], over)
         tally.steps += whole.num_envs
         cut = ~over & (whole.episode_lengths >= limit)
         for i in np.flatnonzero((over | cut) & (remaining > 0)).tolist():
             total, length = whole.episode_returns[i], whole.episode_lengths[i]
             infos_so_far = [values[i] for values in whole.infos_so_far.values()]
-            returns = {name: team.returns_of(i, cut=cut[i]) for name, team in teams.items()}
+            returns = {team: player.returns_of(i, cut=cut[i]) for team, player in playing.items()}
             played.append(_Episode(i, total, length, infos_so_far, returns, cut[i]))
             tally.episodes += 1
             if cut[i]:
@@ -186,8 +186,8 @@ def play(players: Players, envs: EvaluationEnvs, episodes: int, *, functions: in
                 remaining[i] = 0
             else:
                 remaining[i] -= 1
-        for team in teams.values():
-            team.returns[over] = 0.0
+        for player in playing.values():
+            player.returns[over] = 0.0
     if unfinished:
         players.warn(
             f"{unfinished} of {episodes} episodes did not end: an env whose episode reaches {limit:,} steps is "
@@ -195,20 +195,20 @@ def play(players: Players, envs: EvaluationEnvs, episodes: int, *, functions: in
             "a time limit: max_episode_steps when it is registered, or --env-kwargs max_episode_steps=N."
         )
     played.sort(key=lambda episode: episode.env)  # stable: the episodes of an env stay in order
-    members = {name: team.members for name, team in teams.items()}
+    members = {team: player.members for team, player in playing.items()}
     return _scores(played, whole.info_keys, members, functions, deterministic=not config.sample)
 
 
-def _teams(players: Players, envs: EvaluationEnvs) -> dict[str, _Team]:
-    """Resets the envs and returns the teams. The only team of envs with one agent is ""."""
+def _begin(players: Players, envs: EvaluationEnvs) -> dict[str, _Player]:
+    """Resets the envs and returns a player for each team. The only team of envs with one agent is ""."""
     config = players.config
-    first, _ = reset_envs(envs, config.seed, config.step_timeout_s)
+    observations, _ = reset_envs(envs, config.seed, config.step_timeout_s)
     rng = evaluation_rng(config.seed) if config.sample else None
     if whole_envs(envs) is envs:
-        return {"": _Team(players.agents[""], envs, (), first[""], rng)}
+        return {"": _Player(players.agents[""], envs, (), observations[""], rng)}
     return {
-        name: _Team(players.agents[name], rows, tuple(map(str, rows.group.agents)), first[name], rng)
-        for name, rows in envs.groups.items()  # type: ignore[union-attr]
+        team: _Player(players.agents[team], rows, tuple(map(str, rows.group.agents)), observations[team], rng)
+        for team, rows in envs.groups.items()  # type: ignore[union-attr]
     }
 
 
