@@ -60,8 +60,8 @@ class EpisodeArguments(RunArguments):
     """A run whose policy plays episodes."""
 
     seed: int | None = None
-    """Seed of the environments. None: a fresh seed, which is printed. The run's seed repeats the episodes of its final
-    evaluation."""
+    """Seed of the environments. None: a fresh seed, which is printed. With the run's seed, `ppo evaluate` repeats the
+    run's final evaluation."""
 
     sample: bool = False
     """Sample the actions as in training, instead of taking the most likely ones."""

@@ -121,7 +121,7 @@ def record_run(
         folder: Folder for the files; created if it does not exist.
         episodes: Number of episodes, with one file per episode. An endless one is cut off, and is the last.
         checkpoint: As for `ppo.evaluate_run`.
-        seed: As for `ppo.evaluate_run`.
+        seed: Seed of the envs; None for a fresh one.
         deterministic: As for `ppo.evaluate_run`.
         envs: As for `ppo.train`, for a run that was not trained on its config's env. They must have
             render_mode="rgb_array". The functions of a list take turns.
