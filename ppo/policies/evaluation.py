@@ -59,13 +59,9 @@ class _Player:
     """
 
     def __init__(
-        self,
-        agent: Agent,
-        rows: EvaluationEnvs | AgentRows,
-        members: Sequence[str],
-        observations: Any,
+        self, agent: Agent, rows: EvaluationEnvs | AgentRows, members: Sequence[str], observations: Any,
         rng: np.random.Generator | None,
-    ):
+    ):  # fmt: skip
         self.members, agents = members, max(1, len(members))
         self.returns = np.zeros((rows.num_envs // agents, agents))
         self._agent, self._rows, self._rng = agent, rows, rng
@@ -107,22 +103,13 @@ class _Player:
 
 @dataclass(frozen=True)
 class _Episode:
-    """An episode that counts.
-
-    Attributes:
-        env: Number of the env.
-        total: The return, summed over all agents.
-        length: Number of steps.
-        infos: The values of the vector env's `info_keys`; NaN where the episode has none.
-        returns: The return of each agent of each team, `float64[K]`.
-        was_cut: Whether it was cut off instead of ending.
-    """
+    """An episode that counts, because it ended or was cut off."""
 
     env: int
-    total: float
+    total: float  # the return, summed over all agents
     length: int
-    infos: list[float]
-    returns: dict[str, np.ndarray]
+    infos: list[float]  # the values of the vector env's `info_keys`; NaN where the episode has none
+    returns: dict[str, np.ndarray]  # of the agents of each team, `float64[K]`
     was_cut: bool
 
 
@@ -195,8 +182,7 @@ def play(players: Players, envs: EvaluationEnvs, episodes: int, *, functions: in
             "a time limit: max_episode_steps when it is registered, or --env-kwargs max_episode_steps=N."
         )
     played.sort(key=lambda episode: episode.env)  # stable: the episodes of an env stay in order
-    members = {team: player.members for team, player in playing.items()}
-    return _scores(played, whole.info_keys, members, functions, deterministic=not config.sample)
+    return _scores(played, playing, whole.info_keys, functions, deterministic=not config.sample)
 
 
 def _begin(players: Players, envs: EvaluationEnvs) -> dict[str, _Player]:
@@ -213,21 +199,17 @@ def _begin(players: Players, envs: EvaluationEnvs) -> dict[str, _Player]:
 
 
 def _scores(
-    played: Sequence[_Episode],
-    info_keys: Sequence[str],
-    members: Mapping[str, Sequence[str]],
-    functions: int,
-    *,
-    deterministic: bool,
-) -> Evaluation:
-    """Returns the scores of episodes as columns. `members` are the names of the agents of each team."""
+    played: Sequence[_Episode], playing: Mapping[str, _Player], info_keys: Sequence[str], functions: int,
+    *, deterministic: bool,
+) -> Evaluation:  # fmt: skip
+    """Returns the scores of episodes as columns."""
     was_cut = np.array([episode.was_cut for episode in played])
     of_infos = np.array([episode.infos for episode in played]).T
     of_agents: dict[str, np.ndarray] = {}
-    for team, names in members.items():
-        values = np.array([episode.returns[team] for episode in played])
-        for name in scored(team, names):
-            of_agents[name] = values[:, names.index(name)] if name in names else values.mean(axis=1)
+    for team, player in playing.items():
+        values, members = np.array([episode.returns[team] for episode in played]), player.members
+        for name in scored(team, members):
+            of_agents[name] = values[:, members.index(name)] if name in members else values.mean(axis=1)
     return Evaluation(
         np.array([episode.total for episode in played]),
         np.array([episode.length for episode in played]),

@@ -272,13 +272,9 @@ def load_policy(
 
 
 def load_agent(
-    run: Run,
-    warn: Callable[[str], None],
-    *,
-    checkpoint: str | int = LATEST,
-    team: str | None = None,
+    run: Run, warn: Callable[[str], None], *, checkpoint: str | int = LATEST, team: str | None = None,
     returns: RunningMoments | None = None,
-) -> Agent:
+) -> Agent:  # fmt: skip
     """Returns the networks and normalizers of a checkpoint; of the only team if `team` is None.
 
     Also restores the statistics of the reward normalizer into `returns`. Raises RunError if there is no readable
