@@ -300,7 +300,7 @@ def table(studies: Iterable[Study], results: Path) -> str:
         if not runs:
             continue
         curve = _curve(runs)
-        final = curve.returns[:, -1]
+        final = curve.values[:, -1]
         digits = 0 if np.abs(final).max() >= 100 else 1
 
         def shown(value: float, digits: int = digits) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import gc
 import multiprocessing
 import os
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from gymnasium.error import Error as GymnasiumError
@@ -24,8 +25,12 @@ from ppo import startup
 from ppo.config import ConfigError
 from ppo.errors import RunError
 from ppo.run.display import Display, Output, console_on
+from ppo.run.folder import Run
 from ppo.run.signals import exit_on_second_signal, on_first_signal
 from ppo.run.status import Status, Tally
+
+if TYPE_CHECKING:
+    from ppo.policies.evaluation import Players
 
 _received: list[int] = []  # signals, in order of arrival
 
@@ -42,6 +47,33 @@ class RunArguments:
 
     trust_modules: bool = False
     """Import the modules that the run names. This executes their code, so use it only for runs that you trust."""
+
+    def open(self) -> Run:
+        """Opens the run, and then loads TensorFlow, which takes seconds."""
+        run = Run.open(self.run, trust_modules=self.trust_modules)
+        load_tensorflow()
+        return run
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeArguments(RunArguments):
+    """A run whose policy plays episodes."""
+
+    seed: int | None = None
+    """Seed of the environments. None: a fresh seed, which is printed. With the run's seed, `ppo evaluate` repeats the
+    run's final evaluation."""
+
+    sample: bool = False
+    """Sample the actions as in training, instead of taking the most likely ones."""
+
+    def load_players(self, run: Run, episodes: int, tally: Tally) -> Players:
+        """Returns the policies of an open run, which play with the seed of these flags and update the tally."""
+        from ppo.policies.evaluation import load_players
+
+        players = load_players(
+            run, episodes, checkpoint=self.checkpoint, seed=self.seed, deterministic=not self.sample, warn=warn
+        )
+        return dataclasses.replace(players, tally=tally)
 
 
 def main(command: Callable[[], int]) -> None:

@@ -9,24 +9,15 @@ from dataclasses import dataclass
 import tyro
 
 from ppo import cli as commands
-from ppo.run.folder import Run
 from ppo.run.infos import shown
-from ppo.seeds import fresh_seed
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments(commands.RunArguments):
+class Arguments(commands.EpisodeArguments):
     """Score the policy of a run on fresh environments."""
 
     episodes: int = 20
     """Number of episodes. [1 or more]"""
-
-    seed: int | None = None
-    """Seed of the environments. None: a fresh seed, which is printed. The run's seed repeats the episodes of its final
-    evaluation."""
-
-    sample: bool = False
-    """Sample the actions as in training, instead of taking the most likely ones."""
 
     json: bool = False
     """Print one JSON object and nothing else."""
@@ -35,16 +26,13 @@ class Arguments(commands.RunArguments):
 def command(argv: Sequence[str] | None = None) -> int:
     """Prints the score of a run and returns the exit code."""
     arguments = tyro.cli(Arguments, args=argv, prog="ppo evaluate")
-    run = Run.open(arguments.run, trust_modules=arguments.trust_modules)
-    commands.load_tensorflow()
-    from ppo.policies.evaluation import evaluate_run
+    run = arguments.open()
+    from ppo.policies.evaluation import evaluate
 
-    seed = fresh_seed() if arguments.seed is None else arguments.seed
     with commands.showing("evaluating", arguments.episodes) as tally:
-        scores = evaluate_run(
-            run, arguments.episodes, checkpoint=arguments.checkpoint, seed=seed, deterministic=not arguments.sample,
-            warn=commands.warn, tally=tally,
-        )  # fmt: skip
+        players = arguments.load_players(run, arguments.episodes, tally)
+        scores = evaluate(players, None, arguments.episodes)
+    seed = players.config.seed
     summary = {**scores.summary(), "seed": seed}
     if arguments.json:
         print(json.dumps(summary))

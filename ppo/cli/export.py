@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import tyro
 
 from ppo import cli as commands
-from ppo.run.folder import Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +34,13 @@ class Arguments(commands.RunArguments):
 def command(argv: Sequence[str] | None = None) -> int:
     """Exports a run's policy and returns the exit code."""
     arguments = tyro.cli(Arguments, args=argv, prog="ppo export")
-    run = Run.open(arguments.run, trust_modules=arguments.trust_modules)
-    commands.load_tensorflow()
+    run = arguments.open()
     from ppo.results.export import export
 
-    which: dict[str, Any] = {"checkpoint": arguments.checkpoint, "group": arguments.group}
     with commands.stdout_for_results():
-        path, difference = export(run, arguments.outdir, arguments.format, **which, warn=commands.warn)
+        path, difference = export(
+            run, arguments.outdir, arguments.format, checkpoint=arguments.checkpoint, group=arguments.group,
+            warn=commands.warn,
+        )  # fmt: skip
     print(f"{path}: on random observations, its actions differ from the checkpoint's by at most {difference:.2g}")
     return 0

@@ -58,7 +58,7 @@ def command(argv: Sequence[str] | None = None) -> int:
             for metric, name in (item for metrics in shown for item in metrics.items()):
                 curve = curves.aggregate(histories, metric, "env_steps")
                 if curve is not None:
-                    runs, (low, high) = len(curve.returns), (_shown(values[-1]) for values in curve.interval)
+                    runs, (low, high) = len(curve.values), (_shown(values[-1]) for values in curve.interval)
                     scores = [_shown(values[-1]) for values in (curve.mean, curve.iqm)]
                     interval = f"{low} to {high}" if runs > 1 else ""
                     table.add_row(label, name, str(runs), f"{curve.x[-1]:,.0f}", *scores, interval)

@@ -164,17 +164,18 @@ def _trackers(arguments: Arguments) -> list[Callback]:
 
 def _train(arguments: Arguments, config: Config, callbacks: Sequence[Callback]) -> ppo.Result:
     """Trains a new run, or resumes one."""
-    how: dict[str, Any] = {
-        "callbacks": callbacks, "collectors": arguments.collectors, "cluster": arguments.cluster
-    }  # fmt: skip
     if arguments.resume is None:
         # A preset names the run only if it trains on the preset's own env.
-        own = arguments.config is not None and config.env == preset(arguments.config).env
-        how |= {"logdir": arguments.logdir, "name": arguments.config if own else None}
-        return ppo.train(config, init_from=arguments.init_from, **how)
-    settings = {name: getattr(config, name) for name in RESUMABLE}
+        is_its_env = arguments.config is not None and config.env == preset(arguments.config).env
+        return ppo.train(
+            config, logdir=arguments.logdir, name=arguments.config if is_its_env else None, callbacks=callbacks,
+            init_from=arguments.init_from, collectors=arguments.collectors, cluster=arguments.cluster,
+        )  # fmt: skip
     run = Run.open(arguments.resume, arguments.logdir, trust_modules=arguments.trust_modules)
-    return ppo.resume(run, **how, **settings)
+    settings = {name: getattr(config, name) for name in RESUMABLE}
+    return ppo.resume(
+        run, callbacks=callbacks, collectors=arguments.collectors, cluster=arguments.cluster, **settings
+    )  # fmt: skip
 
 
 def command(argv: Sequence[str] | None = None) -> int:

@@ -29,7 +29,12 @@ from vecenv import AsyncVectorEnv, SyncVectorEnv, WorkerDied
 from vecenv.tree import leaves
 
 if TYPE_CHECKING:
-    from vecenv.adapters.pettingzoo import ParallelVectorEnv
+    from vecenv.adapters.pettingzoo import AgentRows, ParallelVectorEnv
+
+    EvaluationEnvs = AsyncVectorEnv | SyncVectorEnv | ParallelVectorEnv
+
+StepResult = tuple[Any, np.ndarray, np.ndarray, np.ndarray, Any]
+"""Observations, rewards, terminated, truncated and infos of a team, as a vector env returns them."""
 
 MIN_LIMIT = 10_000  # the fewest steps after which an evaluation cuts an episode off, except in short runs
 ATTEMPTS = 3  # how often an evaluation is played if the death of a worker cuts its episodes off
@@ -39,8 +44,8 @@ class EvaluationStopped(Exception):
     """A stop was requested during an evaluation, which therefore has no result."""
 
 
-class _Side:
-    """A team's policy in all envs: what it sees, what it remembers, and what its agents have earned.
+class _Player:
+    """The policy of one team while it plays in all envs: what it sees and remembers, and what its agents have earned.
 
     Args:
         agent: The policy.
@@ -54,29 +59,27 @@ class _Side:
     """
 
     def __init__(
-        self, agent: Agent, rows: Any, members: Sequence[str], observations: Any, rng: np.random.Generator | None
-    ):
+        self, agent: Agent, rows: EvaluationEnvs | AgentRows, members: Sequence[str], observations: Any,
+        rng: np.random.Generator | None,
+    ):  # fmt: skip
         self.members, agents = members, max(1, len(members))
         self.returns = np.zeros((rows.num_envs // agents, agents))
         self._agent, self._rows, self._rng = agent, rows, rng
-        self._seen = observations
-        self._state, self._alive = agent.initial_state(rows.num_envs), self._valid()
+        self._observations, self._alive = observations, self._valid()
+        self._memory = agent.initial_state(rows.num_envs)
 
     def _valid(self) -> np.ndarray:
-        return self._rows.valid if self.members else np.ones(self._rows.num_envs, np.bool_)
+        """Returns whether the agent of each row takes part, `bool[N]`. A single agent always does."""
+        return self._rows.valid if self.members else np.ones(self._rows.num_envs, np.bool_)  # type: ignore[union-attr]
 
     def act(self) -> Any:
         """Returns an action for each row."""
         noise = {} if self._rng is None else {"seed": self._rng.integers(2**31, size=2, dtype=np.int32)}
         # In a turn-based game, an agent's mask forbids every action while another agent moves.
-        actions, self._state = self._agent.act(self._seen, self._state, checked=not self.members, **noise)
+        actions, self._memory = self._agent.act(self._observations, self._memory, checked=not self.members, **noise)
         return actions
 
-    def earned(self) -> np.ndarray:
-        """Returns what each agent has earned in the current episode of its env so far, `float64[M, K]`."""
-        return self.returns + np.where(self._alive, self._rows.episode_returns, 0.0).reshape(self.returns.shape)
-
-    def observe(self, results: tuple, over: np.ndarray) -> None:
+    def observe(self, results: StepResult, over: np.ndarray) -> None:
         """Takes the team's results of a step, and whether the episode of each env ended, `bool[M]`."""
         observations, rewards, terminated, truncated, _ = results
         members = self.members
@@ -84,12 +87,30 @@ class _Side:
             who = f"agent {members[row % len(members)]!r} of env {row // len(members)}" if members else f"env {row}"
             raise TrainingDiverged(f"{who} returned reward {rewards[row]} in an evaluation. Fix the env.")
         ended, began = (terminated | truncated) & self._alive, np.repeat(over, self.returns.shape[1])
-        # An agent that enters again adds to its return.
-        self.returns += np.where(ended, self._rows.episode_returns, 0.0).reshape(self.returns.shape)
+        self.returns += self._earned(ended)  # an agent that enters again adds to its return
         valid = self._valid()
-        self._state[~(self._alive & valid) | began] = 0.0
-        self._seen = observations
-        self._alive = valid
+        self._memory[~(self._alive & valid) | began] = 0.0
+        self._observations, self._alive = observations, valid
+
+    def returns_of(self, env: int, *, cut: bool) -> np.ndarray:
+        """Returns what each agent has earned in an episode that has ended or is `cut` off, `float64[K]`, a copy."""
+        return (self.returns + self._earned(self._alive) if cut else self.returns)[env].copy()
+
+    def _earned(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the returns of the agents' own episodes in some rows, `float64[M, K]`; 0 in the other rows."""
+        return np.where(rows, self._rows.episode_returns, 0.0).reshape(self.returns.shape)
+
+
+@dataclass(frozen=True)
+class _Episode:
+    """An episode that counts, because it ended or was cut off."""
+
+    env: int
+    total: float  # the return, summed over all agents
+    length: int
+    infos: list[float]  # the values of the vector env's `info_keys`; NaN where the episode has none
+    returns: dict[str, np.ndarray]  # of the agents of each team, `float64[K]`
+    was_cut: bool
 
 
 @dataclass(frozen=True)
@@ -114,10 +135,8 @@ class Players:
     stopped: Callable[[], bool] = lambda: False
 
 
-def play(
-    players: Players, envs: AsyncVectorEnv | SyncVectorEnv | ParallelVectorEnv, episodes: int, *, functions: int = 1
-) -> Evaluation:
-    """Plays episodes in a `ParallelVectorEnv`, or in another vector env of vecenv. The normalizers do not change.
+def play(players: Players, envs: EvaluationEnvs, episodes: int, *, functions: int = 1) -> Evaluation:
+    """Plays episodes. The normalizers do not change.
 
     The number of episodes of each env is fixed in advance. Counting the first episodes to finish would bias the score
     towards short episodes. An episode that is cut off counts with its return and its infos so far. Its env plays no
@@ -131,57 +150,73 @@ def play(
     """
     config, tally, whole = players.config, players.tally, whole_envs(envs)
     limit = max(players.limit, min(MIN_LIMIT, time_limit_of(whole)))
-    teams: dict[str, Any] = {"": envs} if whole is envs else envs.groups  # type: ignore[union-attr]
-    quotas = episodes // whole.num_envs + (np.arange(whole.num_envs) < episodes % whole.num_envs)
-    played: list[list[tuple[float, int, list[float], dict[str, np.ndarray], bool]]] = [[] for _ in quotas]
-    left, unfinished = quotas.copy(), 0  # episodes of each env that have not ended; those that never will
-    first, _ = reset_envs(envs, config.seed, config.step_timeout_s)
-    rng = evaluation_rng(config.seed) if config.sample else None
-    sides = {}
-    for name, rows in teams.items():
-        names = () if whole is envs else tuple(map(str, rows.group.agents))
-        sides[name] = _Side(players.agents[name], rows, names, first[name], rng)
-    while left.any():
+    remaining = episodes // whole.num_envs + (np.arange(whole.num_envs) < episodes % whole.num_envs)  # of each env
+    unfinished = 0  # episodes that will never end
+    played: list[_Episode] = []
+    playing = _begin(players, envs)
+    while remaining.any():
         if players.stopped():
             raise EvaluationStopped
-        results, over = _step(envs, {name: side.act() for name, side in sides.items()}, config.step_timeout_s)
-        for name, side in sides.items():
-            side.observe(results[name], over)
+        results, over = _step(envs, {team: player.act() for team, player in playing.items()}, config.step_timeout_s)
+        for team, player in playing.items():
+            player.observe(results[team], over)
         tally.steps += whole.num_envs
         cut = ~over & (whole.episode_lengths >= limit)
-        for i in np.flatnonzero((over | cut) & (left > 0)):
-            infos_of = [values[i] for values in whole.infos_so_far.values()]
-            earned = {name: (side.earned() if cut[i] else side.returns)[i] for name, side in sides.items()}
-            played[i].append((whole.episode_returns[i], whole.episode_lengths[i], infos_of, earned, cut[i]))
-            unfinished += left[i] if cut[i] else 0
-            left[i] = 0 if cut[i] else left[i] - 1
+        for i in np.flatnonzero((over | cut) & (remaining > 0)).tolist():
+            total, length = whole.episode_returns[i], whole.episode_lengths[i]
+            infos_so_far = [values[i] for values in whole.infos_so_far.values()]
+            returns = {team: player.returns_of(i, cut=cut[i]) for team, player in playing.items()}
+            played.append(_Episode(i, total, length, infos_so_far, returns, cut[i]))
             tally.episodes += 1
-        for side in sides.values():
-            side.returns = np.where(over[:, None], 0.0, side.returns)
+            if cut[i]:
+                unfinished += remaining[i]
+                remaining[i] = 0
+            else:
+                remaining[i] -= 1
+        for player in playing.values():
+            player.returns[over] = 0.0
     if unfinished:
         players.warn(
             f"{unfinished} of {episodes} episodes did not end: an env whose episode reaches {limit:,} steps is "
             "stopped, far beyond the episodes of training, and the episode counts with its return so far. Give the env "
             "a time limit: max_episode_steps when it is registered, or --env-kwargs max_episode_steps=N."
         )
-    columns = zip(*(episode for of_env in played for episode in of_env), strict=True)
-    totals, lengths, of_infos, returns, was_cut = columns
+    played.sort(key=lambda episode: episode.env)  # stable: the episodes of an env stay in order
+    return _scores(played, playing, whole.info_keys, functions, deterministic=not config.sample)
+
+
+def _begin(players: Players, envs: EvaluationEnvs) -> dict[str, _Player]:
+    """Resets the envs and returns a player for each team. The only team of envs with one agent is ""."""
+    config = players.config
+    observations, _ = reset_envs(envs, config.seed, config.step_timeout_s)
+    rng = evaluation_rng(config.seed) if config.sample else None
+    if whole_envs(envs) is envs:
+        return {"": _Player(players.agents[""], envs, (), observations[""], rng)}
+    return {
+        team: _Player(players.agents[team], rows, tuple(map(str, rows.group.agents)), observations[team], rng)
+        for team, rows in envs.groups.items()  # type: ignore[union-attr]
+    }
+
+
+def _scores(
+    played: Sequence[_Episode], playing: Mapping[str, _Player], info_keys: Sequence[str], functions: int,
+    *, deterministic: bool,
+) -> Evaluation:  # fmt: skip
+    """Returns the scores of episodes as columns."""
+    was_cut = np.array([episode.was_cut for episode in played])
+    of_infos = np.array([episode.infos for episode in played]).T
     of_agents: dict[str, np.ndarray] = {}
-    for team, side in sides.items():
-        values, members = np.array([one[team] for one in returns]), side.members
+    for team, player in playing.items():
+        values, members = np.array([episode.returns[team] for episode in played]), player.members
         for name in scored(team, members):
             of_agents[name] = values[:, members.index(name)] if name in members else values.mean(axis=1)
-    counts = [len(of_env) if functions > 1 else 0 for of_env in played]
     return Evaluation(
-        np.array(totals),
-        np.array(lengths),
-        {
-            key: infos.with_absent_flags(values, np.array(was_cut))
-            for key, values in zip(whole.info_keys, np.array(of_infos).T, strict=True)
-        },
+        np.array([episode.total for episode in played]),
+        np.array([episode.length for episode in played]),
+        {key: infos.with_absent_flags(values, was_cut) for key, values in zip(info_keys, of_infos, strict=True)},
         of_agents,
-        np.repeat(np.arange(len(played)) % functions, counts),
-        not config.sample,
+        np.array([episode.env % functions for episode in played if functions > 1], np.int64),
+        deterministic,
     )
 
 
@@ -220,7 +255,7 @@ def evaluate(players: Players, source: EnvSource, episodes: int) -> Evaluation:
     raise WorkerDied(f"a worker died in each of {ATTEMPTS} attempts to evaluate: see the warnings above")
 
 
-def _processes(envs: Any) -> list[Any]:
+def _processes(envs: EvaluationEnvs) -> list[Any]:
     """Returns the worker processes. A worker that is restarted has another process."""
     return getattr(whole_envs(envs), "processes", [])
 
@@ -254,38 +289,39 @@ def check_evaluation(run: Run, config: Config, source: EnvSource, warn: Callable
         raise
 
 
-def whole_envs(envs: Any) -> AsyncVectorEnv | SyncVectorEnv:
+def whole_envs(envs: EvaluationEnvs) -> AsyncVectorEnv | SyncVectorEnv:
     """Returns the vector env whose rows are envs: that of a `ParallelVectorEnv`, or `envs` itself."""
-    return getattr(envs, "joint", envs)
+    return envs if isinstance(envs, AsyncVectorEnv | SyncVectorEnv) else envs.joint
 
 
-def reset_envs(envs: Any, seed: int, timeout_s: float | None) -> tuple[dict[str, Any], Any]:
+def reset_envs(envs: EvaluationEnvs, seed: int, timeout_s: float | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """Resets evaluation envs; returns the observations of each team, and the infos."""
-    whole = whole_envs(envs)
-    seeds = evaluation_seeds(seed, whole.num_envs)
-    if envs is not whole:
-        observations, infos = envs.reset(seed=seeds, timeout=timeout_s)
-        return envs.by_group(observations), infos
+    seeds = evaluation_seeds(seed, whole_envs(envs).num_envs)
     if isinstance(envs, SyncVectorEnv):  # has no timeouts, because its envs are in this process
         observations, infos = envs.reset(seed=seeds)
-    else:
+    elif isinstance(envs, AsyncVectorEnv):
         envs.reset_async(seed=seeds)
         observations, infos = envs.reset_wait(timeout_s)
+    else:
+        observations, infos = envs.reset(seed=seeds, timeout=timeout_s)
+        return envs.by_group(observations), infos
     return {"": observations}, infos
 
 
-def _step(envs: Any, actions: dict[str, Any], timeout_s: float | None) -> tuple[dict[str, tuple], np.ndarray]:
+def _step(
+    envs: EvaluationEnvs, actions: dict[str, Any], timeout_s: float | None
+) -> tuple[dict[str, StepResult], np.ndarray]:
     """Steps all envs; returns the results of each team, and whether the episode of each env ended, `bool[M]`."""
-    if envs is not whole_envs(envs):
+    if isinstance(envs, SyncVectorEnv):
+        results: StepResult = envs.step(actions[""])
+    elif isinstance(envs, AsyncVectorEnv):
+        envs.step_async(actions[""])
+        results = envs.step_wait(timeout_s)
+    else:
         envs.step_async(envs.from_groups(actions))
         columns = [envs.by_group(column) for column in envs.step_wait(timeout_s)]
-        return {name: tuple(column[name] for column in columns) for name in envs.groups}, envs.over
-    if isinstance(envs, SyncVectorEnv):
-        found = envs.step(actions[""])
-    else:
-        envs.step_async(actions[""])
-        found = envs.step_wait(timeout_s)
-    return {"": found}, found[2] | found[3]
+        return {name: tuple(column[name] for column in columns) for name in envs.groups}, envs.over  # type: ignore[misc]
+    return {"": results}, results[2] | results[3]
 
 
 def check_playable(agents: Mapping[str, Agent], teams: Mapping[str, Spaces]) -> None:
@@ -312,7 +348,7 @@ def _kinds(space: gym.Space) -> dict[tuple, dict[str, Any]]:
 
 def evaluate_run(
     run: Run | Path | str, episodes: int, *, checkpoint: str | int = LATEST, seed: int | None = None,
-    deterministic: bool = True, envs: EnvSource = None, warn: Callable[[str], None] = print, tally: Tally | None = None,
+    deterministic: bool = True, envs: EnvSource = None, warn: Callable[[str], None] = print,
 ) -> Evaluation:  # fmt: skip
     """Evaluates the policy of a run.
 
@@ -324,32 +360,37 @@ def evaluate_run(
         deterministic: True for the most likely actions; False for actions sampled as in training.
         envs: As for `ppo.train`, for a run that was not trained on its config's env.
         warn: Called with a message for each damaged checkpoint, and if episodes do not end.
-        tally: Counts the episodes and steps, for a display.
 
     Raises:
         RunError: If the run has no checkpoint that can be read.
         ConfigError: If there are no episodes, no `envs` although the run was trained on envs passed to `ppo.train`, or
             the policy cannot play in the envs.
     """
-    seed = fresh_seed() if seed is None else seed
-    players = load_players(run, envs, episodes, checkpoint, warn, tally, seed=seed, sample=not deterministic)
+    players = load_players(
+        run, episodes, checkpoint=checkpoint, seed=seed, deterministic=deterministic, envs=envs, warn=warn
+    )
     return evaluate(players, envs, episodes)
 
 
 def load_players(
-    run: Run | Path | str, envs: EnvSource, episodes: int, checkpoint: str | int, warn: Callable[[str], None],
-    tally: Tally | None, **settings: Any,
+    run: Run | Path | str, episodes: int, *, checkpoint: str | int = LATEST, seed: int | None = None,
+    deterministic: bool = True, envs: EnvSource = None, warn: Callable[[str], None] = print,
 ) -> Players:  # fmt: skip
-    """Returns the policies of a run, which play with the run's settings, apart from those given. See `evaluate_run`."""
+    """Returns the policies of a run, ready to play with the run's settings.
+
+    Every command and function that lets a finished run play begins here. The arguments are those of `evaluate_run`, and
+    `Players.config` has the seed.
+    """
     if episodes < 1:
         raise ConfigError(f"episodes {episodes} is out of range: it must be 1 or more")
     run = Run.open(run)
     config = config_to_load(run, env=envs is None)
     run.check_begun()
     run.check_given(envs is not None)
+    seed = fresh_seed() if seed is None else seed
+    config = dataclasses.replace(config, seed=seed, sample=not deterministic)
     # The agents are built with the run's spaces, because the weights follow the order of their keys.
     agents = {team: load_agent(run, warn, checkpoint=checkpoint, team=team) for team in run.read_spaces()}
     longest = number_in(run.checkpoints, checkpoint, "episodes", "longest")
     updates = number_in(run.checkpoints, checkpoint, "update") or 0
-    limit = limit_of(longest, config.num_steps * updates)
-    return Players(agents, dataclasses.replace(config, **settings), limit, warn, tally or Tally())
+    return Players(agents, config, limit_of(longest, config.num_steps * updates), warn)

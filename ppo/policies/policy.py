@@ -50,7 +50,8 @@ class Policy:
         self._agent, self._return_scale = agent, return_scale  # by which training divides rewards
         self._rng = np.random.default_rng()
         critics = agent.observations.critic_paths
-        self._first = next(path for path, _ in leaves(self.observation_space) if path not in critics)
+        # The leaf whose shape tells one observation from a batch.
+        self._telling = next(path for path, _ in leaves(self.observation_space) if path not in critics)
         signature = agent.signature
 
         def spec(path: tuple) -> tf.TensorSpec:
@@ -167,11 +168,11 @@ class Policy:
 
         Zeros replace the `critic_keys`, which may be missing, unless the batch is `valued`: read by the value function.
         """
-        first, space = self._leaf(observations, self._first), pick(self.observation_space, self._first)
-        rank = first.ndim - len(space.shape)
+        given, space = self._leaf(observations, self._telling), pick(self.observation_space, self._telling)
+        rank = given.ndim - len(space.shape)
         if rank not in (0, 1):
-            raise ValueError(f"observations of shape {first.shape} are neither in the space {space} nor a batch")
-        num_envs = len(first) if rank else 1
+            raise ValueError(f"observations of shape {given.shape} are neither in the space {space} nor a batch")
+        num_envs = len(given) if rank else 1
         unread = frozenset() if valued else self._agent.observations.critic_paths
 
         def leaf(path: tuple) -> np.ndarray:
@@ -265,25 +266,29 @@ def load_policy(
             f"`vecenv.make_single({config.env!r}, wrappers={list(config.wrappers)})`",
             stacklevel=2,
         )
-    team, returns = run.team(group), RunningMoments((), name="moments")
-    learner = {name_of("learner", team): only_reward_moments(returns)}
-    agent = load_agent(run, warnings.warn, checkpoint=checkpoint, team=team, **learner)
+    returns = RunningMoments((), name="moments")
+    agent = load_agent(run, warnings.warn, checkpoint=checkpoint, team=run.team(group), returns=returns)
     return Policy(agent, return_scale=float(returns.deviation))
 
 
 def load_agent(
-    run: Run, warn: Callable[[str], None], *, checkpoint: str | int = LATEST, team: str | None = None, **others: Any
-) -> Agent:
-    """Returns the networks and normalizers of a checkpoint; of the only team if `team` is None. Also restores `others`.
+    run: Run, warn: Callable[[str], None], *, checkpoint: str | int = LATEST, team: str | None = None,
+    returns: RunningMoments | None = None,
+) -> Agent:  # fmt: skip
+    """Returns the networks and normalizers of a checkpoint; of the only team if `team` is None.
 
-    Raises RunError if there is no readable checkpoint whose policy acts as it did in training. Calls `warn` for each
-    damaged one.
+    Also restores the statistics of the reward normalizer into `returns`. Raises RunError if there is no readable
+    checkpoint whose policy acts as it did in training. Calls `warn` for each damaged one.
     """
     config = config_to_load(run, env=False)
     run.check_begun()
     team = run.team(team)
     with tf.device(HOST):
         agent = Agent(config.of_team(1) if team else config, *run.read_spaces()[team])
-    checkpoints = Checkpoints(run.checkpoints, **{name_of("agent", team): agent}, **others)
-    checkpoints.restore(checkpoint, warn=warn, partial=True, check=lambda path: check_actions(path, agent, team))
+    objects: dict[str, Any] = {name_of("agent", team): agent}
+    if returns is not None:
+        objects[name_of("learner", team)] = only_reward_moments(returns)
+    Checkpoints(run.checkpoints, **objects).restore(
+        checkpoint, warn=warn, partial=True, check=lambda path: check_actions(path, agent, team)
+    )
     return agent

@@ -46,17 +46,17 @@ class Curve:
     """A metric of S runs, `float64[S, P]`, over increasing env-steps or hours that all runs cover, `float64[P]`."""
 
     x: np.ndarray
-    returns: np.ndarray
+    values: np.ndarray
 
     @property
     def mean(self) -> np.ndarray:
         """Mean over the runs, `float64[P]`."""
-        return self.returns.mean(axis=0)
+        return self.values.mean(axis=0)
 
     @property
     def iqm(self) -> np.ndarray:
         """Interquartile mean: the mean of the middle half of the runs, `float64[P]` (Agarwal et al., NeurIPS 2021)."""
-        return stats.trim_mean(self.returns, 0.25, axis=0)
+        return stats.trim_mean(self.values, 0.25, axis=0)
 
     @property
     def interval(self) -> tuple[np.ndarray, np.ndarray]:
@@ -65,10 +65,10 @@ class Curve:
         With 5 runs it is too narrow: in trials with normally distributed returns, it contained the true value 85% of
         the time, and 93% of the time with 20 runs.
         """
-        if len(self.returns) < MIN_RUNS:
-            return self.returns.min(axis=0), self.returns.max(axis=0)
+        if len(self.values) < MIN_RUNS:
+            return self.values.min(axis=0), self.values.max(axis=0)
         found = stats.bootstrap(
-            (self.returns,), lambda runs, axis: stats.trim_mean(runs, 0.25, axis=axis), axis=0, confidence_level=0.95,
+            (self.values,), lambda runs, axis: stats.trim_mean(runs, 0.25, axis=axis), axis=0, confidence_level=0.95,
             n_resamples=RESAMPLES, method="percentile", vectorized=True, rng=np.random.default_rng(0),
         ).confidence_interval  # fmt: skip
         return found.low, found.high
@@ -194,7 +194,7 @@ def _figure(panels: Mapping[str, Mapping[str, Sequence[History]]], shown: str, a
             for metric, policy in metrics_in(shown, histories[0].config).items():
                 curve = aggregate(histories, metric, axis)
                 if curve is not None:
-                    statistic = "IQM" if (runs := len(curve.returns)) >= 4 else "mean"  # three runs have no middle half
+                    statistic = "IQM" if (runs := len(curve.values)) >= 4 else "mean"  # three runs have no middle half
                     found = "1 run" if runs == 1 else f"{statistic} of {runs} runs"
                     name = ", ".join(filter(None, [label, policy if shown == "return" else "", found]))
                     _plot(axes, curve, STYLES.get(metric, "-"), label=name, color=color)

@@ -70,7 +70,8 @@ class _Served(tf.Module):
         self.agent, self.observations, self.actions = agent, agent.observations.space, agent.action_space
         of_observations = affine_maps(wrappers, "observations", self.observations)
         of_actions = affine_maps(wrappers, "actions", self.actions)
-        self.observation_maps, self.action_maps = ([one for _, one in maps] for maps in (of_observations, of_actions))
+        self.observation_maps = [affine for _, affine in of_observations]
+        self.action_maps = [affine for _, affine in of_actions]
         self._included = [wrapper for wrapper, _ in (*of_observations, *of_actions)]
         if of_observations:
             self.observations = of_observations[0][0].inside["observations"]
@@ -80,8 +81,9 @@ class _Served(tf.Module):
         self.action_paths = _names([path for path, _ in leaves(self.actions)], "action", prefixed=True)
         self.paths = _names(read, "observation", taken={*RESERVED, *self.action_paths})
         self.next_state = "next_state" if format == "onnx" else "state"
+        # TFLite has no float64 arithmetic, so TensorFlow's converter fails for a policy that subtracts a float64 mean.
+        self._number = np.dtype(np.float32) if format == "tflite" else None
         shifted = [path for path, _ in agent.observations.shifted if format == "tflite"]
-        self._number = np.dtype(np.float32) if format == "tflite" else None  # TFLite cannot compare float64 numbers
         self.rounded = [name for name, path in self.paths.items() if path in shifted]
         inputs = {name: pick(self.observations, path) for name, path in self.paths.items()}
         specs = [tf.TensorSpec([None, *space.shape], space.dtype, name=name) for name, space in inputs.items()]
@@ -96,7 +98,8 @@ class _Served(tf.Module):
             "observation_space": space_to_json(self.observations),
             "action_space": space_to_json(self.actions),
             "wrappers": [
-                {"name": one.name, "kwargs": dict(one.kwargs), "included": self.includes(one)} for one in wrappers
+                {"name": wrapper.name, "kwargs": dict(wrapper.kwargs), "included": self.includes(wrapper)}
+                for wrapper in wrappers
             ],
         }
         self.metadata = json.dumps(_without_infinity(metadata), allow_nan=False)

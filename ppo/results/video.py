@@ -24,14 +24,13 @@ import numpy as np
 
 import vecenv
 from ppo.config import Config, ConfigError
-from ppo.errors import RunError
+from ppo.errors import RunError, sentence_of
 from ppo.run.folder import Run, part_of
-from ppo.run.status import Tally
 from vecenv.opengl import ADVICE, backends
 
 if TYPE_CHECKING:
     from ppo.envs import EnvFn, EnvSource
-    from ppo.policies.evaluation import Players
+    from ppo.policies.evaluation import EvaluationEnvs, Players
     from ppo.run.scores import Evaluation
 
 
@@ -79,7 +78,7 @@ class VideoOptions:
     """Maximum length of a video. The episode still counts as a whole. None: whole episodes."""
 
     def check(self) -> None:
-        """Raises ConfigError if a value is out of range."""
+        """Raises ConfigError if a value is out of range, and VideoError if the encoder is missing."""
         if self.format not in _ENCODERS:
             raise ConfigError(f"format {self.format!r} is unknown: use one of {list(_ENCODERS)}")
         if self.size is not None and not (re.fullmatch(r"\d+(x\d+)?", str(self.size)) and min(self.shape or ()) > 1):
@@ -88,6 +87,7 @@ class VideoOptions:
             raise ConfigError(f"frame_skip {self.frame_skip} is out of range: it must be 1 or more")
         if self.seconds is not None and not self.seconds > 0:
             raise ConfigError(f"seconds {self.seconds} is out of range: it must be above 0")
+        _check_encoder()
 
     @property
     def shape(self) -> tuple[int, int] | None:
@@ -112,7 +112,7 @@ class VideoOptions:
 def record_run(
     run: Run | Path | str, folder: Path | str, episodes: int, *, checkpoint: str | int = "latest",
     seed: int | None = None, deterministic: bool = True, envs: EnvSource = None, warn: Callable[[str], None] = print,
-    tally: Tally | None = None, **options: Any,
+    **options: Any,
 ) -> tuple[list[Path], Evaluation]:  # fmt: skip
     """Records episodes of the policy of a run.
 
@@ -121,12 +121,11 @@ def record_run(
         folder: Folder for the files; created if it does not exist.
         episodes: Number of episodes, with one file per episode. An endless one is cut off, and is the last.
         checkpoint: As for `ppo.evaluate_run`.
-        warn: As for `ppo.evaluate_run`.
-        tally: As for `ppo.evaluate_run`.
-        seed: Seed of the env; None for the run's seed.
+        seed: Seed of the envs; None for a fresh one.
         deterministic: As for `ppo.evaluate_run`.
         envs: As for `ppo.train`, for a run that was not trained on its config's env. They must have
             render_mode="rgb_array". The functions of a list take turns.
+        warn: As for `ppo.evaluate_run`.
         **options: `format`, `camera`, `size`, `frame_skip` and `seconds`, as in `ppo visualize --help`.
 
     Returns:
@@ -137,23 +136,27 @@ def record_run(
         RunError: If the run has no checkpoint that can be read.
         VideoError: If no video can be recorded.
     """
-    from ppo.errors import sentence_of
     from ppo.policies.evaluation import load_players
 
-    how, run = VideoOptions(**options), Run.open(run)
-    how.check()
-    _check_encoder()
-    # The env of a restarted worker would begin its files again.
-    settings = {"sample": not deterministic, "on_worker_death": "raise", **({} if seed is None else {"seed": seed})}
-    players = load_players(run, envs, episodes, checkpoint, warn, tally, **settings)
-    config, makers = players.config, _functions_that_render(players.config, envs, episodes)
+    video, run = VideoOptions(**options), Run.open(run)
+    video.check()
+    players = load_players(
+        run, episodes, checkpoint=checkpoint, seed=seed, deterministic=deterministic, envs=envs, warn=warn
+    )
+    return record(players, run.path.resolve().name, folder, episodes, video, envs)
+
+
+def record(
+    players: Players, name: str, folder: Path | str, episodes: int, video: VideoOptions, envs: EnvSource = None
+) -> tuple[list[Path], Evaluation]:
+    """Records episodes of policies as files NAME-episode-K.FORMAT; see `record_run`."""
+    makers = _functions_that_render(players.config, envs, episodes)
     folder = Path(folder).absolute()  # ffmpeg takes the start of a relative path for a flag or a protocol: "-x", "a:b"
     try:
         with part_of(folder) as part:
-            recorder = functools.partial(_Recorder, part, -(-episodes // len(makers)), how)
+            recorder = functools.partial(_Recorder, part, -(-episodes // len(makers)), video)
             recorded, evaluation = _play(players, makers, episodes, recorder)
-            prefix = run.path.resolve().name
-            files = [folder / f"{prefix}-episode-{number}.{how.format}" for number in range(len(recorded))]
+            files = [folder / f"{name}-episode-{number}.{video.format}" for number in range(len(recorded))]
             for before, after in zip(recorded, files, strict=True):
                 os.replace(before, after)
             return files, evaluation
@@ -161,7 +164,7 @@ def record_run(
     except (vecenv.VecEnvError, multiprocessing.TimeoutError) as error:
         refused = isinstance(error, TypeError) and "during construction" in str(error)
         hint = " Its constructor must accept render_mode." if refused else ""
-        raise VideoError(f"{config.env} could not be recorded: {sentence_of(error)}{hint}") from error
+        raise VideoError(f"{players.config.env} could not be recorded: {sentence_of(error)}{hint}") from error
     except OSError as error:
         raise VideoError(f"cannot write videos into {folder}: {error}. Choose another folder (--outdir).") from error
 
@@ -197,46 +200,62 @@ def _play(
     players: Players, makers: Sequence[EnvFn], episodes: int, recorder: functools.partial[_Recorder]
 ) -> tuple[list[Path], Evaluation]:
     """Plays with the first OpenGL backend that works. Returns the file and the score of each episode."""
-    from ppo.envs import evaluation_options, parallel_envs, spaces_of
-    from ppo.policies.evaluation import check_playable, play, whole_envs
+    from ppo.policies.evaluation import play, whole_envs
 
-    config = players.config
-    engine = {**evaluation_options(config), "num_workers": 1}
     reasons: dict[str, None] = {}
     for backend in backends() or [None]:
-        vector: AbstractContextManager[Any] = (
-            parallel_envs(
-                config, [functools.partial(_made, make, backend) for make in makers], len(makers), engine, recorder
-            )
-            if config.is_multi_agent
-            else vecenv.AsyncVectorEnv([functools.partial(_made, make, backend, recorder) for make in makers], **engine)
-        )
-        with vector as envs:
-            spaces = spaces_of(config, envs)
-            try:
-                check_playable(players.agents, spaces)
-            except ConfigError as error:
-                raise VideoError(
-                    f"{config.env} cannot be rendered: {error}. Train with --backend python: single envs can differ "
-                    "from a vector env."
-                ) from error
-            renderer: Any = whole_envs(envs)
-            try:
-                renderer.call_async("why_not")
-                found = [reason for reason in renderer.call_wait(config.step_timeout_s) if reason is not None]
-            except vecenv.WorkerDied as error:  # the driver crashed
-                found = [str(error)]
-            if found:
+        with _rendering_envs(players.config, makers, backend, recorder) as envs:
+            _check_playable(players, envs)
+            if found := _why_not(whole_envs(envs), players.config.step_timeout_s):
                 reasons |= dict.fromkeys(found)
                 continue
             evaluation = play(players, envs, episodes, functions=len(makers))
-            of_envs = renderer.get_attr("files")
+            of_envs: Sequence[dict[Path, int]] = whole_envs(envs).get_attr("files")
+        # An env may have begun another episode after its last one that counts.
         played = np.bincount(evaluation.functions).tolist() if len(makers) > 1 else [len(evaluation.lengths)]
         files = [item for of_env, count in zip(of_envs, played, strict=True) for item in [*of_env.items()][:count]]
         for file, frames in files:
             _check_frames(file, frames)
         return [file for file, _ in files], evaluation
-    raise VideoError(f"{config.env} cannot be rendered: {'; '.join(reasons)}")
+    raise VideoError(f"{players.config.env} cannot be rendered: {'; '.join(reasons)}")
+
+
+def _rendering_envs(
+    config: Config, makers: Sequence[EnvFn], backend: str | None, recorder: functools.partial[_Recorder]
+) -> AbstractContextManager[EvaluationEnvs]:
+    """Returns a context manager that makes one env of each function in a worker, with an OpenGL backend."""
+    from ppo.envs import evaluation_options, parallel_envs
+
+    # The env of a restarted worker would begin its files again.
+    engine = {**evaluation_options(config), "num_workers": 1, "on_worker_death": "raise"}
+    if config.is_multi_agent:
+        functions = [functools.partial(_made, make, backend) for make in makers]
+        return parallel_envs(config, functions, len(makers), engine, recorder)
+    return vecenv.AsyncVectorEnv([functools.partial(_made, make, backend, recorder) for make in makers], **engine)
+
+
+def _check_playable(players: Players, envs: EvaluationEnvs) -> None:
+    """Raises VideoError if the policies cannot play in the envs."""
+    from ppo.envs import spaces_of
+    from ppo.policies.evaluation import check_playable
+
+    spaces = spaces_of(players.config, envs)
+    try:
+        check_playable(players.agents, spaces)
+    except ConfigError as error:
+        raise VideoError(
+            f"{players.config.env} cannot be rendered: {error}. Train with --backend python: single envs can differ "
+            "from a vector env."
+        ) from error
+
+
+def _why_not(envs: Any, timeout_s: float | None) -> list[str]:
+    """Returns the reasons why envs cannot render; none if they can."""
+    try:
+        envs.call_async("why_not")
+        return [reason for reason in envs.call_wait(timeout_s) if reason is not None]
+    except vecenv.WorkerDied as error:  # the driver crashed
+        return [str(error)]
 
 
 def _functions_that_render(config: Config, source: EnvSource, episodes: int) -> list[EnvFn]:
@@ -370,13 +389,13 @@ def _set_up_mujoco(env: gym.Env, options: VideoOptions) -> None:
             why = "has no `mujoco_renderer`, as Gymnasium's MuJoCo envs have, or observes its own frames"
             raise VideoError(f"the camera {options.camera!r} cannot be chosen, because the env {why}")
         return
-    view = renderer.model.vis
+    visual = renderer.model.vis
     if options.shape is not None:
         renderer.width, renderer.height = options.shape
-        view.global_.offwidth = max(view.global_.offwidth, renderer.width)
-        view.global_.offheight = max(view.global_.offheight, renderer.height)
-    view.quality.shadowsize = min(view.quality.shadowsize, SHADOWS)
-    view.quality.offsamples = 0
+        visual.global_.offwidth = max(visual.global_.offwidth, renderer.width)
+        visual.global_.offheight = max(visual.global_.offheight, renderer.height)
+    visual.quality.shadowsize = min(visual.quality.shadowsize, SHADOWS)
+    visual.quality.offsamples = 0
     cameras = [renderer.model.camera(i).name for i in range(renderer.model.ncam)]
     camera = None if options.camera is None else str(options.camera)
     if camera is None and renderer.camera_id == -1:  # neither the user nor the env chose a camera
@@ -385,8 +404,8 @@ def _set_up_mujoco(env: gym.Env, options: VideoOptions) -> None:
         elif (body := _tracked(renderer)) is not None:
             from mujoco import mjtCamera
 
-            own = renderer.default_cam_config or {}
-            renderer.default_cam_config = {**own, "type": mjtCamera.mjCAMERA_TRACKING, "trackbodyid": body}
+            view = renderer.default_cam_config or {}
+            renderer.default_cam_config = {**view, "type": mjtCamera.mjCAMERA_TRACKING, "trackbodyid": body}
             renderer.camera_id = None  # otherwise the renderer would set the type
     elif camera == "free":
         renderer.camera_id = -1
@@ -400,14 +419,14 @@ def _set_up_mujoco(env: gym.Env, options: VideoOptions) -> None:
 def _tracked(renderer: Any) -> int | None:
     """Returns the body that a camera should follow, or None if the robot stays in place.
 
-    It is the body that the env's own camera names, or else the first one that can move any distance. A view that the
+    It is the body that the env's own camera names, or else the first body that can move any distance. A view that the
     env chose without such a body is kept.
     """
     from mujoco import mjtJoint
 
-    own, model = renderer.default_cam_config or {}, renderer.model
-    if "trackbodyid" in own or "lookat" in own:
-        return own["trackbodyid"] if own.get("trackbodyid", 0) > 0 else None
+    view, model = renderer.default_cam_config or {}, renderer.model
+    if "trackbodyid" in view or "lookat" in view:
+        return view["trackbodyid"] if view.get("trackbodyid", 0) > 0 else None
     slides = (model.jnt_type == mjtJoint.mjJNT_SLIDE) & (model.jnt_limited == 0)
     far = (model.jnt_type == mjtJoint.mjJNT_FREE) | slides
     return int(model.jnt_bodyid[far][0]) if far.any() else None

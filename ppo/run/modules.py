@@ -12,7 +12,7 @@ from ppo.config import Config
 from ppo.errors import RunError
 from ppo.run.folder import Run
 
-OWN = "vecenv.atari:Atari/"  # prefix of the ids of this project's Atari games, which need no trust
+ATARI = "vecenv.atari:Atari/"  # prefix of the ids of this project's Atari games, which need no trust
 WRAPPERS = ("gymnasium.wrappers", "vecenv.wrappers")  # modules that need no trust either
 
 
@@ -29,7 +29,9 @@ def modules_of(config: Config, *, env: bool = True) -> dict[str, str]:
     else:
         # Shimmy's "GymV26Environment-v0" makes the env that this argument names.
         ids = [config.env, *(str(kwargs.get("env_id", "")) for kwargs in (config.env_kwargs, config.eval_env_kwargs))]
-        found |= {f"env={name!r}": name.rpartition(":")[0] for name in ids if ":" in name and not name.startswith(OWN)}
+        found |= {
+            f"env={name!r}": name.rpartition(":")[0] for name in ids if ":" in name and not name.startswith(ATARI)
+        }
     wrappers = {text: vecenv.NamedWrapper(text).module for text in config.wrappers}
     return found | {f"wrapper {text!r}": name for text, name in wrappers.items() if name not in WRAPPERS}
 
@@ -77,8 +79,8 @@ def _places(module: str) -> list[Path]:
     if spec is None:
         return []
     inner = [Path(folder, *names) for folder in spec.submodule_search_locations or ()]
-    own = [Path(spec.origin)] if spec.origin and spec.has_location else []
-    return [*inner, *(file.with_suffix(".py") for file in inner), *own]
+    file = [Path(spec.origin)] if spec.origin and spec.has_location else []
+    return [*inner, *(path.with_suffix(".py") for path in inner), *file]
 
 
 def _both(path: Path) -> tuple[Path, Path]:

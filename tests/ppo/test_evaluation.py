@@ -13,8 +13,8 @@ import ppo
 import vecenv
 from ppo import Evaluation
 from ppo.envs import identity_of, time_limit_of
+from ppo.policies import evaluation as evaluations
 from ppo.policies.evaluation import MIN_LIMIT, Players, limit_of, play
-from ppo.results import evaluation as evaluations
 from tests.drawing import Striped
 from tests.helpers import CountingEnv
 from tests.ppo.runs import command, reports, untrained_run

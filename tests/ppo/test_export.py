@@ -1,5 +1,6 @@
 """Tests of exports: they act like the checkpoint for every kind of space and policy, and no partial export is left."""
 
+import contextlib
 import functools
 import itertools
 import json
@@ -90,6 +91,16 @@ def test_an_export_acts_like_the_checkpoint(tmp_path, case, format):
     path, difference = export(run, tmp_path / "out", format)
     assert difference <= 1e-5
     assert [file.name for file in (tmp_path / "out").iterdir()] == [path.name] == [f"{run.path.name}.{format}"]
+
+
+@pytest.mark.parametrize(("dtype", "works"), [(np.float32, True), (np.float64, False)])
+def test_tensorflows_converter_alone_fails_for_float64_observations(tmp_path, dtype, works):
+    """Otherwise, converting the SavedModel could replace the format. Observations of MuJoCo tasks are float64."""
+    space = spaces.Box(-np.inf, np.inf, (3,), dtype)
+    path, _ = export(untrained_run(tmp_path / "runs", space, spaces.Discrete(2)), tmp_path / "out", "savedmodel")
+    converter = tf.lite.TFLiteConverter.from_saved_model(str(path))
+    with contextlib.nullcontext() if works else pytest.raises(Exception, match="Could not translate"):
+        converter.convert()
 
 
 def test_inputs_and_outputs_are_named_after_the_spaces(tmp_path):

@@ -73,20 +73,20 @@ def history(x, returns, **settings):
 def test_runs_that_report_at_different_steps_become_one_curve():
     curve = aggregate([history([0, 10, 20], [0, 10, 20]), history([5, 15, 25], [1, 1, 1])], SAMPLED, "env_steps")
     np.testing.assert_array_equal(curve.x, [5, 10, 15, 20])  # the range that both runs reached
-    np.testing.assert_allclose(curve.returns, [[5, 10, 15, 20], [1, 1, 1, 1]])
+    np.testing.assert_allclose(curve.values, [[5, 10, 15, 20], [1, 1, 1, 1]])
     np.testing.assert_allclose(curve.mean, [3, 5.5, 8, 10.5])
 
 
 def test_a_curve_over_hours_covers_the_hours_that_all_runs_reached():
     curve = aggregate([history([1000, 2000], [1, 2]), history([1000, 3000], [3, 5])], SAMPLED, "hours")
     np.testing.assert_allclose(curve.x, [1, 2])
-    np.testing.assert_allclose(curve.returns, [[1, 2], [3, 4]])
+    np.testing.assert_allclose(curve.values, [[1, 2], [3, 4]])
 
 
 def test_a_run_without_points_is_not_part_of_the_curve():
     whole, empty = history([1, 2], [1, 2]), history([], [])
     curve = aggregate([whole, empty, whole], SAMPLED, "env_steps")
-    assert curve.returns.shape == (2, 2)
+    assert curve.values.shape == (2, 2)
 
 
 def test_a_single_run_is_plotted_without_resampling():

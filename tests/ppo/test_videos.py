@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import os
+import re
 import subprocess
 import sys
 
@@ -12,9 +13,9 @@ import numpy as np
 import pytest
 
 from ppo import ConfigError, evaluate_run, record_run
+from ppo.policies.evaluation import load_players
 from ppo.results import video as videos
 from ppo.results.video import VideoError, VideoOptions
-from ppo.run.status import Tally
 from tests.drawing import (
     RUNNER,
     Dying,
@@ -113,22 +114,29 @@ def test_the_functions_of_a_list_take_turns(tmp_path):
     assert evaluation.lengths.tolist() == [2]
 
 
-def test_the_command_prints_the_return_of_each_episode(tmp_path, capsys):
+def test_the_command_prints_the_return_of_each_episode_and_a_fresh_seed_that_reproduces_it(tmp_path, capsys):
     env = gym.make("CartPole-v1")
     spaces = env.observation_space, env.action_space
     run = untrained_run(tmp_path / "runs", *spaces, env="CartPole-v1", given=False)
-    assert command("visualize", [str(run.path), "--outdir", str(tmp_path / "out"), "--episodes", "2"]) == 0
-    printed = capsys.readouterr().out.splitlines()
-    scores = evaluate_run(run, 2, seed=0)
+
+    def recorded(episodes, *words):
+        place = ["--outdir", str(tmp_path / "out"), "--episodes", str(episodes)]
+        assert command("visualize", [str(run.path), *place, *words]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert len(lines) == episodes and all(os.path.isfile(line.split(": ")[0]) for line in lines)
+        (seed,) = {re.search(r"seed (\d+)\)$", line)[1] for line in lines}
+        return lines, int(seed)
+
+    fresh, seed = recorded(2)
+    assert all(f"steps (deterministic policy, seed {seed})" in line for line in fresh)
+    assert recorded(2, "--seed", str(seed)) == (fresh, seed) != recorded(2)
     # The evaluation plays each episode in a separate env, so only its first episode is the same.
-    assert f"return {scores.returns[0]:,.1f} in {scores.lengths[0]:,} steps" in printed[0]
-    assert len(printed) == 2 and all(os.path.isfile(line.split(": ")[0]) for line in printed)
-    assert all(line.endswith("steps (deterministic policy)") for line in printed)
-    words = [str(run.path), "--outdir", str(tmp_path / "out"), "--episodes", "1", "--sample"]
-    assert command("visualize", words) == 0
+    scores = evaluate_run(run, 2, seed=seed)
+    assert f"return {scores.returns[0]:,.1f} in {scores.lengths[0]:,} steps" in fresh[0]
+    (line,), _ = recorded(1, "--seed", "0", "--sample")
     sampled = evaluate_run(run, 1, seed=0, deterministic=False)
-    assert f"in {sampled.lengths[0]:,} steps (sampled policy)" in capsys.readouterr().out
-    assert sampled.lengths[0] != scores.lengths[0]
+    assert f"in {sampled.lengths[0]:,} steps (sampled policy, seed 0)" in line
+    assert sampled.lengths[0] != evaluate_run(run, 1, seed=0).lengths[0]
 
 
 @pytest.mark.skipif("egl" not in opengl.backends() and "osmesa" not in opengl.backends(), reason="no OpenGL here")
@@ -136,11 +144,11 @@ def test_a_mujoco_task_is_rendered_without_a_display(tmp_path):
     env = gym.make("InvertedPendulum-v5")
     spaces = gym.spaces.Box(-np.inf, np.inf, (4,), np.float32), env.action_space
     run = untrained_run(tmp_path / "runs", *spaces, env="InvertedPendulum-v5", given=False)
-    tally = Tally(1)
-    files, evaluation = record_run(run, tmp_path / "out", 1, tally=tally)
+    players = load_players(run, 1)
+    files, evaluation = videos.record(players, "name", tmp_path / "out", 1, VideoOptions())
     frames = imageio.imread(files[0], plugin="FFMPEG")
     assert frames.shape[1:] == (480, 480, 3) and frames.std() > 10
-    assert (tally.episodes, tally.steps) == (1, evaluation.lengths[0])
+    assert (players.tally.episodes, players.tally.steps) == (1, evaluation.lengths[0])
 
 
 @pytest.mark.skipif("egl" not in opengl.backends() and "osmesa" not in opengl.backends(), reason="no OpenGL here")
@@ -288,7 +296,7 @@ def test_a_task_registered_only_as_a_vector_env_is_rendered(tmp_path):
     observation, action = gym.spaces.Box(-np.inf, np.inf, (9,), np.float32), gym.spaces.Box(-1, 1, (2,), np.float32)
     run = untrained_run(tmp_path / "runs", observation, action, env="examples.crawler:Crawler-v0", given=False)
     run = dataclasses.replace(run, trust_modules=True)
-    files, evaluation = record_run(run, tmp_path / "out", 1)
+    files, evaluation = record_run(run, tmp_path / "out", 1, seed=0)
     assert evaluation.lengths.tolist() == [200] and imageio.imread(files[0], plugin="FFMPEG").std() > 1
     np.testing.assert_allclose(evaluation.returns, evaluate_run(run, 1, seed=0).returns, rtol=1e-6)
 
