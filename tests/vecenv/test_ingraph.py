@@ -94,11 +94,11 @@ def test_the_memory_of_envs_is_released_with_the_graph_functions_that_step_them(
     first = tf.function(lambda: step() + 0.0) if nested else step
     first()
     left = [weakref.ref(envs), *(weakref.ref(array) for array in vector_env.arrays.values())]
-    del first
+    first = None
     gc.collect()
     assert step().shape == (2,)  # one of the functions is left
     vector_env.close()
-    del vector_env, envs, step
+    vector_env = envs = step = None
     gc.collect()
     assert not any(reference() is not None for reference in left)
 

@@ -71,8 +71,9 @@ class AgentRows:
         num_envs: The number of rows, M * K. Row `m * K + k` belongs to agent k of env m.
         single_observation_space, observation_space, single_action_space, action_space: As in a vector env.
         env_action_space: The action space of one agent, with the bounds that `clip_actions` applies.
-        arrays: The memory of these rows: `dtype[S, M * K, *shape]` by path, as in `PooledVectorEnv`, and `("valid",)`, `bool[S, M * K]`. Final observations are stored only where the episode of the whole env
-            ended. If other agents continue, an agent's last observation is stored as its observation.
+        arrays: The memory of these rows: `dtype[S, M * K, *shape]` by path, as in `PooledVectorEnv`, and
+            `("valid",)`, `bool[S, M * K]`. Final observations are stored only where the episode of the whole env ended.
+            If other agents continue, an agent's last observation is stored as its observation.
     """
 
     def __init__(
