@@ -8,8 +8,9 @@ import tensorflow as tf
 import vecenv
 from ppo import Config
 from ppo.algorithm import losses
+from ppo.algorithm.batch import shuffled
 from ppo.algorithm.rollout import LocalCollector
-from ppo.algorithm.update import Learner, shuffled
+from ppo.algorithm.update import Learner
 from ppo.model.agent import Agent
 from vecenv.ingraph import slots_for
 
