@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from ppo.algorithm import losses
 from ppo.algorithm.collector import Collected
-from ppo.algorithm.losses import gae
 from ppo.algorithm.rewards import RewardNormalizer
 from ppo.config import Config
 from ppo.graphs import repeat
@@ -49,7 +49,7 @@ class Samples(NamedTuple):
 
     Attributes:
         inputs: Inputs of the networks.
-        actions: The actions, as arguments of `Distribution.log_prob`.
+        actions: The actions, as samples that `Distribution.log_prob` takes.
         old_outputs: Distribution parameters of the policy that acted.
         old_log_probs: Log-probabilities of the actions under this policy.
         estimates: Advantages and targets.
@@ -139,7 +139,7 @@ def _estimates_for(config: Config, agent: Agent, batch: Batch, values: tf.Tensor
 
     `memory` is the memory of the recurrent core after each state in which an action was taken, `float32[T * N, S]`.
     """
-    advantages, targets = gae(
+    advantages, targets = losses.gae(
         rewards=batch.rewards,
         values=values[:-1],
         next_values=next_values(config, agent, batch.rollout, values, memory),

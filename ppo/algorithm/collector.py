@@ -1,11 +1,12 @@
-"""Collectors: what the trainer knows about whatever steps the envs of a run, in this process or on Ray."""
+"""The contract between the trainer and a collector, which steps the envs of a run in this process or on Ray."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypedDict
 
 import gymnasium as gym
+import numpy as np
 import tensorflow as tf
 
 from ppo.model.agent import Agent, Predictions
@@ -47,6 +48,18 @@ class Rollouts(NamedTuple):
     envs: Rollout
 
 
+class EnvState(TypedDict):
+    """The state of an env between two rollouts.
+
+    Attributes:
+        env: An element of `vecenv.AsyncVectorEnv.get_state`.
+        memories: The memory of each policy for its K rows of this env, `float32[K, S]`.
+    """
+
+    env: Any
+    memories: list[np.ndarray]
+
+
 class Collector(Protocol):
     """Steps the envs of a run with the policies of its teams. The trainer need not know where these envs are.
 
@@ -83,12 +96,12 @@ class Collector(Protocol):
             env_steps: Env-steps of the run before the rollout.
         """
 
-    def get_states(self) -> list[Any]:
+    def get_states(self) -> list[EnvState]:
         """Returns the state of each env, with the memories of the policies, between two rollouts.
 
         Raises:
             vecenv.NotRestorable: If an env has no state that can be saved.
         """
 
-    def set_states(self, states: Sequence[Any]) -> None:
+    def set_states(self, states: Sequence[EnvState]) -> None:
         """Restores a result of `get_states`."""

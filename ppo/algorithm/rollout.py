@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 import vecenv
-from ppo.algorithm.collector import Collected, Rollouts, Spaces
+from ppo.algorithm.collector import Collected, EnvState, Rollouts, Spaces
 from ppo.algorithm.views import views_of
 from ppo.config import Config
 from ppo.graphs import graph_function, in_order, repeat
@@ -102,7 +102,7 @@ class LocalCollector:
         whole = self.envs.last_rollout()
         return Rollouts(collected, [view.rows(whole) for view in self._views], whole)
 
-    def get_states(self) -> list[Any]:
+    def get_states(self) -> list[EnvState]:
         """See `Collector.get_states`."""
         memories = [np.split(memory.numpy(), self.envs.num_envs) for memory in self._memories]
         return [
@@ -110,7 +110,7 @@ class LocalCollector:
             for state, *of_env in zip(self.envs.get_state(), *memories, strict=True)
         ]
 
-    def set_states(self, states: Sequence[Any]) -> None:
+    def set_states(self, states: Sequence[EnvState]) -> None:
         """See `Collector.set_states`."""
         self.envs.set_state([state["env"] for state in states])
         for number, memory in enumerate(self._memories):

@@ -457,13 +457,15 @@ def test_the_policy_and_the_value_function_learn_side_by_side(network):
     _, envs, agent, learner, collector = parts(dataclasses.replace(CONFIG, network=network))
     envs.reset(seed=0)
     learner.learn(*collector.collect(0, 0).collected, 0)
-    functions = [function for learn in learner._rounds for function in learn._list_all_concrete_functions()]
-    held = [
+    parts_of_update = (*learner._chains, learner._new_estimates)
+    functions = [function for part in parts_of_update for function in part._list_all_concrete_functions()]
+    *chains, estimates = [
         {id(tensor) for tensor in function.captured_inputs if tensor.dtype == tf.resource} for function in functions
     ]
-    for group, adam, mine in zip(agent.learned_groups, learner.optimizers, held, strict=True):
-        assert {id(variable.handle) for variable in (*group, *adam.variables)} <= mine
-    assert not held[0] & held[1]
+    for group, adam, held in zip(agent.learned_groups, learner.optimizers, chains, strict=True):
+        assert {id(variable.handle) for variable in (*group, *adam.variables)} <= held
+    policy, value = chains
+    assert not policy & (value | estimates)
 
 
 @pytest.mark.parametrize("settings", [{}, {"network": f"{__name__}:two_networks"}], ids=str)
