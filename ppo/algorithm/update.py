@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -45,8 +46,9 @@ TOTALS = ("gradient_steps", *METRICS)
 The totals of two chains add up, because a chain leaves a total at 0 that it does not compute.
 """
 
-LossOf = Callable[[Samples, Hidden, Inputs], tuple[tf.Tensor, dict[str, tf.Tensor]]]
-"""Maps a minibatch, and the networks' hidden activations and encoded inputs for it, to a loss and to some `TOTALS`."""
+LossTerm = Callable[[Samples, Hidden, Inputs], tuple[tf.Tensor, dict[str, tf.Tensor]]]
+"""A term of the loss: maps a minibatch, with the networks' hidden activations and encoded inputs, to a scalar, and to
+its part of `TOTALS`, by name."""
 
 
 class Learner(tf.Module):
@@ -85,19 +87,22 @@ class Learner(tf.Module):
         self.base_rate = tf.Variable(config.learning_rate, trainable=False, name="learning_rate")
         self.compiled = False
 
-        has_two_chains = len(self.optimizers) == 2
-        losses_of_chains: list[list[LossOf]] = [[self._policy_loss, self._value_loss]]
-        if has_two_chains:
-            losses_of_chains = [[self._policy_loss], [self._value_loss]]
         compiles = compiles_updates and not self._sees_images and agent.network.can_compile
-        # XLA would run two chains one after the other if it compiled the whole update.
-        part = functools.partial(graph_function, jit_compile=True) if compiles and has_two_chains else lambda call: call
+        has_two_chains = len(self.optimizers) == 2
+        terms: list[list[LossTerm]] = [[self._policy_loss, self._value_loss]]
+        if has_two_chains:
+            terms = [[self._policy_loss], [self._value_loss]]
+
+        def part(function: Callable[..., Any]) -> Callable[..., Any]:
+            # XLA would run two chains one after the other if it compiled the whole update.
+            return graph_function(function, jit_compile=True) if compiles and has_two_chains else function
+
         self._chains: list[Callable[..., tf.Tensor]] = [
             part(functools.partial(self._descend, adam, of_chain))
-            for adam, of_chain in zip(self.optimizers, losses_of_chains, strict=True)
+            for adam, of_chain in zip(self.optimizers, terms, strict=True)
         ]
         self._new_estimates: Callable[[Batch], Estimates] = part(functools.partial(new_estimates, config, agent))
-        self._kl: Callable[..., tf.Tensor] = part(self._kl_of)
+        self._kl: Callable[..., tf.Tensor] = part(self._kl_of_update)
         self.observe = graph_function(self._observe)
         self.update = graph_function(self._update, jit_compile=compiles and not has_two_chains)
 
@@ -145,67 +150,56 @@ class Learner(tf.Module):
 
         _, totals = repeat(num_rounds, learn, (samples.estimates, tf.zeros(len(TOTALS))))
         kl = self._kl(batch, samples, rounds[-1])
-        metrics = self._averages(totals) | self._fit(samples, collected.predictions.values)
-        metrics |= {"kl": kl, "learning_rate": rate, "return_scale": self.rewards.moments.deviation}
-        if agent.log_std is not None:
-            metrics["action_std"] = tf.reduce_mean(tf.exp(tf.maximum(agent.log_std, config.min_log_std)))
-        if config.objective == "kl_penalty":
-            metrics["kl_penalty"] = self.penalty.read_value()
-            self.penalty.assign(adapted_penalty(metrics["kl_penalty"], kl, kl_target=config.kl_target))
-        self.base_rate.assign(adapted_base_rate(config, self.base_rate.read_value(), kl))
+        metrics = self._metrics(samples, collected.predictions.values, totals, rate, kl)
+        self._adapt(kl)
         # Order: statistics change last, so that all predictions of this update use the rollout's normalization.
         agent.observations.merge(batch.seen)
         return metrics
 
     def _descend(
-        self, adam: Adam, losses_of: Sequence[LossOf], batch: Batch, samples: Samples, order: tf.Tensor, rate: tf.Tensor
+        self, adam: Adam, terms: Sequence[LossTerm], batch: Batch, samples: Samples, order: tf.Tensor, rate: tf.Tensor
     ) -> tf.Tensor:
-        """Takes a gradient step on the sum of some losses for each minibatch of a round, and returns the `TOTALS`.
+        """Takes a gradient step for each minibatch of a round, and returns the chain's part of `TOTALS`.
 
         Args:
-            adam: Updates the variables.
-            losses_of: The losses.
+            adam: Updates the variables of the chain.
+            terms: The loss is their sum.
             batch: The rollout.
             samples: Its samples, with the estimates of this round.
             order: Samples of each minibatch, `int32[steps, B]`.
             rate: Learning rate, a float32 scalar.
         """
+        agent = self._agent
+
+        def gradient_step(minibatch: Samples, sequences: Sequences | None) -> tf.Tensor:
+            with tf.GradientTape() as tape:
+                encoded = agent.network.encode(minibatch.inputs)
+                hidden, _ = agent.unroll(encoded, sequences)
+                computed = [term(minibatch, hidden, encoded) for term in terms]
+                loss = sum(value for value, _ in computed)
+            gradients = agent.inward(tape.gradient(loss, adam.learned), adam.learned)
+            found = {"grad_norm": tf.square(adam.apply(gradients, rate))}
+            for _, metrics in computed:
+                found |= metrics
+            return tf.stack([found.get(name, 0.0) for name in TOTALS])
 
         def step(k: tf.Tensor, totals: tf.Tensor) -> tf.Tensor:
             minibatch, sequences = minibatch_of(samples, batch.sequences, order[k])
-            take = functools.partial(self._gradient_step, adam, losses_of, minibatch, sequences, rate)
             lives = minibatch.weights.lives
             if lives is None:
-                return totals + take()
-            # Without a step of a living agent in the minibatch, not even Adam's moments change.
-            return totals + tf.cond(tf.reduce_any(lives > 0), take, lambda: tf.zeros(len(TOTALS)))
+                return totals + gradient_step(minibatch, sequences)
+            return totals + tf.cond(
+                tf.reduce_any(lives > 0),
+                lambda: gradient_step(minibatch, sequences),
+                lambda: tf.zeros(len(TOTALS)),  # without a living agent, not even Adam's moments change
+            )
 
         return repeat(tf.shape(order)[0], step, tf.zeros(len(TOTALS)))
-
-    def _gradient_step(
-        self,
-        adam: Adam,
-        losses_of: Sequence[LossOf],
-        minibatch: Samples,
-        sequences: Sequences | None,
-        rate: tf.Tensor,
-    ) -> tf.Tensor:
-        """Takes one gradient step and returns its part of `TOTALS`. See `_descend`."""
-        with tf.GradientTape() as tape:
-            encoded = self._agent.network.encode(minibatch.inputs)
-            hidden, _ = self._agent.unroll(encoded, sequences)
-            computed = [loss_of(minibatch, hidden, encoded) for loss_of in losses_of]
-            loss = sum(loss for loss, _ in computed)
-        gradients = self._agent.inward(tape.gradient(loss, adam.learned), adam.learned)
-        found = {"grad_norm": tf.square(adam.apply(gradients, rate))}
-        for _, metrics in computed:
-            found |= metrics
-        return tf.stack([found.get(name, 0.0) for name in TOTALS])
 
     def _policy_loss(
         self, minibatch: Samples, hidden: Hidden, encoded: Inputs
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """See `LossOf`."""
+        """See `LossTerm`."""
         config, distribution, acts = self._config, self._agent.distribution, minibatch.weights.acts
         outputs = self._agent.outputs(hidden, encoded)
         advantages = minibatch.estimates.advantages
@@ -226,21 +220,21 @@ class Learner(tf.Module):
                 kl_target=config.kl_target,
                 weights=acts,
             )
-        clipped = losses.mean(tf.cast(tf.abs(ratio - 1) > config.clip_range, tf.float32), acts)
         entropy = losses.mean(distribution.entropy(outputs), acts)
-        approx_kl = losses.approximate_kl(log_probs=log_probs, old_log_probs=minibatch.old_log_probs, weights=acts)
         return policy_loss - config.entropy_coef * entropy, {
             "gradient_steps": 1.0,
             "policy_loss": policy_loss,
             "entropy": entropy,
-            "approx_kl": approx_kl,
-            "clip_fraction": clipped,
+            "approx_kl": losses.approximate_kl(
+                log_probs=log_probs, old_log_probs=minibatch.old_log_probs, weights=acts
+            ),
+            "clip_fraction": losses.mean(tf.cast(tf.abs(ratio - 1) > config.clip_range, tf.float32), acts),
         }
 
     def _value_loss(
         self, minibatch: Samples, hidden: Hidden, encoded: Inputs
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """See `LossOf`."""
+        """See `LossTerm`."""
         value_loss = losses.value_loss(
             values=self._agent.values(hidden, encoded),
             targets=minibatch.estimates.targets,
@@ -248,7 +242,7 @@ class Learner(tf.Module):
         )
         return self._config.value_coef * value_loss, {"value_loss": value_loss}
 
-    def _kl_of(self, batch: Batch, samples: Samples, order: tf.Tensor) -> tf.Tensor:
+    def _kl_of_update(self, batch: Batch, samples: Samples, order: tf.Tensor) -> tf.Tensor:
         """Returns the KL from the policy at the start of the update to the current policy, a scalar.
 
         It is the mean over all samples or, if the policy sees images, over the first quarter of the last epoch.
@@ -276,16 +270,36 @@ class Learner(tf.Module):
         quarter = -(-count // 4)
         return repeat(quarter, add, tf.constant(0.0)) / quarter
 
-    def _averages(self, totals: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Returns `METRICS` and the number of gradient steps, by name, for the `TOTALS` of all chains."""
+    def _adapt(self, kl: tf.Tensor) -> None:
+        """Adapts the KL penalty and the base learning rate of the next update to the KL of this update."""
+        config = self._config
+        if config.objective == "kl_penalty":
+            self.penalty.assign(adapted_penalty(self.penalty.read_value(), kl, kl_target=config.kl_target))
+        self.base_rate.assign(adapted_base_rate(config, self.base_rate.read_value(), kl))
+
+    def _metrics(
+        self, samples: Samples, values: tf.Tensor, totals: tf.Tensor, rate: tf.Tensor, kl: tf.Tensor
+    ) -> dict[str, tf.Tensor]:
+        """Returns the metrics of an update, by name.
+
+        Args:
+            samples: All samples.
+            values: Values of all states at the start of the update, `float32[T + 1, N]`.
+            totals: The `TOTALS` of all chains.
+            rate: Learning rate.
+            kl: KL from the policy at the start of the update.
+        """
         steps, *sums = tf.unstack(totals)
         metrics = {name: total / steps for name, total in zip(METRICS, sums, strict=True)}
-        return metrics | {"grad_norm": tf.sqrt(metrics["grad_norm"]), "gradient_steps": steps}
-
-    def _fit(self, samples: Samples, values: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Returns which part of the targets' variance the values `float32[T + 1, N]` explain."""
+        metrics["grad_norm"] = tf.sqrt(metrics["grad_norm"])
+        metrics |= {"return_scale": self.rewards.moments.deviation, "learning_rate": rate, "kl": kl}
         targets = samples.estimates.targets
         errors = targets - flat(values[:-1])
         left, whole = (statistics_of(part, samples.weights.lives).variance for part in (errors, targets))
         unexplained = tf.cast(left, tf.float32) / (tf.cast(whole, tf.float32) + losses.EPSILON)
-        return {"explained_variance": 1.0 - unexplained}
+        metrics |= {"gradient_steps": steps, "explained_variance": 1.0 - unexplained}
+        if self._agent.log_std is not None:
+            metrics["action_std"] = tf.reduce_mean(tf.exp(tf.maximum(self._agent.log_std, self._config.min_log_std)))
+        if self._config.objective == "kl_penalty":
+            metrics["kl_penalty"] = self.penalty.read_value()
+        return metrics
