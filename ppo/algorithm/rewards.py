@@ -40,7 +40,8 @@ class RewardNormalizer(tf.Module):
         Args:
             rewards: Rewards of all steps, `float32[T, N]`.
             begins: Whether the first of these steps is the first step of an episode, `bool[N]`.
-            ended: Whether the step ended an episode by termination or truncation, `bool[T, N]`.
+            ended: Whether each step ended an episode or belongs to no living agent, `bool[T, N]`. The running return
+                restarts at 0 after it.
             weights: 0 for steps that do not count and 1 for all others, `float32[T * N]`; None if all count.
         """
         if not self._enabled:
