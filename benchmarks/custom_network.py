@@ -110,7 +110,6 @@ def main(
 
 def _learn(config: ppo.Config, keys: int, custom: str | None) -> Any:
     """Yields the metrics of one update after another, all on the same rollout."""
-
     from ppo.algorithm.rollout import LocalCollector
     from ppo.algorithm.update import Learner
     from ppo.model.agent import Agent

@@ -39,10 +39,8 @@ def graph_function(function: Callable[..., Any], **options: Any) -> Any:
 
 
 def repeat(count: int | tf.Tensor, step: Callable[[tf.Tensor, _Carried], _Carried], carried: _Carried) -> _Carried:
-    """Returns `carried`, nested tensors, after `carried = step(i, carried)` for each i below `count`, as a graph loop.
-
-    Steps run one at a time, because each may need what the previous step computed, assigned or did to the envs.
-    """
+    """Returns `carried`, nested tensors, after `carried = step(i, carried)` for each i below `count`."""
+    # Order: steps run one at a time, because each may need what the previous step computed, assigned, or did to envs.
     return tf.while_loop(
         lambda i, _: i < count, lambda i, carried: (i + 1, step(i, carried)), (0, carried), parallel_iterations=1
     )[1]
