@@ -130,18 +130,17 @@ def _calls(config: ppo.Config, vector: vecenv.AsyncVectorEnv) -> tuple[dict[str,
     """Returns the functions to time, by name, and the name of the row of the envs alone."""
     import tensorflow as tf
 
-    from ppo.algorithm.rollout import Collector, EnvView
-    from ppo.algorithm.update import Learner, shuffled
+    from ppo.algorithm.batch import shuffled
+    from ppo.algorithm.rollout import LocalCollector
+    from ppo.algorithm.update import Learner
     from ppo.model.agent import Agent
-    from vecenv.ingraph import InGraphVectorEnv
 
-    envs = InGraphVectorEnv(vector, num_steps=config.num_steps)
-    agent, view = Agent(config, vector.single_observation_space, vector.env_action_space), EnvView(envs)
-    collector = Collector(envs, [("", agent, view)], total=config.num_envs, own=slice(0, config.num_envs))
-    learner = Learner(config, agent, view)
-    envs.reset(seed=0)
-    seed = tf.constant([0, 1])
-    learner.observe(*collector.collect(seed))
+    spaces = (vector.single_observation_space, vector.env_action_space)
+    agent, collector = Agent(config, *spaces), LocalCollector(config, vector, {"": spaces})
+    collector.use([agent])
+    envs, learner = collector.envs, Learner(config, agent)
+    collector.begin(0)
+    learner.observe(*collector.collect(0, 0).collected)
     space = vector.single_action_space
     space.seed(0)
     actions = np.array(
@@ -162,17 +161,17 @@ def _calls(config: ppo.Config, vector: vecenv.AsyncVectorEnv) -> tuple[dict[str,
         tf.while_loop(lambda t, _: t < config.num_steps, body, (0, envs.observations()), parallel_iterations=1)
         return envs.rollout()
 
-    (collected,) = collector.collect(seed)
+    (collected,) = collector.collect(1, 0).collected
     rate = tf.constant(config.learning_rate)
     more = dataclasses.replace(config, epochs=2 * config.epochs)
     orders = [tf.constant(shuffled(c, 0)) for c in (config, more)]
-    double = Learner(more, agent, view)
+    double = Learner(more, agent)
     alone, envs_row = _envs_alone(config, actions, in_cpp=vector.num_workers == 0)
     calls = {
         "envs": alone,
         "vector env": step,
         "graph": graph,
-        "collect": lambda: collector.collect(seed),
+        "collect": lambda: collector.collect(1, 0),
         "update": lambda: learner.update(collected, rate, orders[0])["kl"].numpy(),
         "update, twice the epochs": lambda: double.update(collected, rate, orders[1])["kl"].numpy(),
     }

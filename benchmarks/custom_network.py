@@ -110,22 +110,19 @@ def main(
 
 def _learn(config: ppo.Config, keys: int, custom: str | None) -> Any:
     """Yields the metrics of one update after another, all on the same rollout."""
-    import tensorflow as tf
-
-    from ppo.algorithm.rollout import Collector, EnvView
+    from ppo.algorithm.rollout import LocalCollector
     from ppo.algorithm.update import Learner
     from ppo.model.agent import Agent
-    from vecenv.ingraph import InGraphVectorEnv
 
     config = dataclasses.replace(config, network=custom)
     make = functools.partial(Noise, keys)
     vector = vecenv.SyncVectorEnv([make] * config.num_envs, **ppo.vector_options(config))
-    envs = InGraphVectorEnv(vector, num_steps=config.num_steps)
-    agent, view = Agent(config, vector.single_observation_space, vector.env_action_space), EnvView(envs)
-    collector = Collector(envs, [("", agent, view)], total=config.num_envs, own=slice(0, config.num_envs))
-    learner = Learner(config, agent, view)
-    envs.reset(seed=0)
-    (collected,) = collector.collect(tf.constant([0, 0]))
+    spaces = (vector.single_observation_space, vector.env_action_space)
+    agent, collector = Agent(config, *spaces), LocalCollector(config, vector, {"": spaces})
+    collector.use([agent])
+    learner = Learner(config, agent)
+    collector.begin(0)
+    (collected,) = collector.collect(0, 0).collected
     learner.observe(collected)
     number = 0
     while True:

@@ -14,8 +14,9 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
 import vecenv
+from ppo.algorithm.collector import Collector
 from ppo.algorithm.ray_collector import RayCollector
-from ppo.algorithm.rollout import Collector, LocalCollector
+from ppo.algorithm.rollout import LocalCollector
 from ppo.cluster import cluster
 from ppo.config import Config, ConfigError
 from ppo.envs import EnvSource, check_settings, spaces_of, training_envs
@@ -108,7 +109,7 @@ def local_share(
         gym.registry.setdefault(spec.id, spec)
     vars(sys.modules["__main__"]).update(in_main)
     with training_envs(config, source, own=own) as envs:
-        yield _local(config, envs, first=own.start)
+        yield _local(config, envs, first_env=own.start)
 
 
 def _in_main(config: Config) -> dict[str, Any]:
@@ -118,8 +119,8 @@ def _in_main(config: Config) -> dict[str, Any]:
     return {name: main[name] for name in names if name in main}
 
 
-def _local(config: Config, envs: Any, *, first: int = 0) -> LocalCollector:
+def _local(config: Config, envs: Any, *, first_env: int = 0) -> LocalCollector:
     spaces = spaces_of(config, envs)
     for observed, _ in spaces.values():
         check_readable(observed)  # before the engine refuses the space with an error that names no wrapper
-    return LocalCollector(config, envs, spaces, wrappers=describe_each(config, envs), first=first)
+    return LocalCollector(config, envs, spaces, wrappers=describe_each(config, envs), first_env=first_env)

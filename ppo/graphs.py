@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 from tensorflow.python.eager import context  # TensorFlow offers no public way to choose an executor
 
+_Carried = TypeVar("_Carried")
 _Function: Any = type(tf.function(lambda: None))
 
 
@@ -35,6 +36,14 @@ def graph_function(function: Callable[..., Any], **options: Any) -> Any:
     counted: Any = functools.partial(function)
     counted.__name__ = getattr(function, "__name__", "graph")  # of the graph, for profiles and error messages
     return _GraphFunction(counted, counted.__name__, autograph=False, **options)
+
+
+def repeat(count: int | tf.Tensor, step: Callable[[tf.Tensor, _Carried], _Carried], carried: _Carried) -> _Carried:
+    """Returns `carried`, nested tensors, after `carried = step(i, carried)` for each i below `count`."""
+    # Order: steps run one at a time, because each may need what the previous step computed, assigned, or did to envs.
+    return tf.while_loop(
+        lambda i, _: i < count, lambda i, carried: (i + 1, step(i, carried)), (0, carried), parallel_iterations=1
+    )[1]
 
 
 def in_order(enabled: bool) -> AbstractContextManager[None]:

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 import vecenv
-from ppo.algorithm.rollout import Collected, Collector, Rollouts
+from ppo.algorithm.collector import Collected, Collector, Rollouts
 from ppo.algorithm.teams import Team, config_of, team_of
 from ppo.callbacks import Callbacks
 from ppo.collectors import OnRay, collector_for

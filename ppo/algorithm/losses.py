@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from ppo.model.normalize import decayed_sums
-
 EPSILON = 1e-8
 """Added to standard deviations by which advantages are divided."""
 
@@ -52,6 +50,24 @@ def gae(
 
     advantages = decayed_sums(deltas[::-1], gamma * gae_lambda * continues[::-1])[::-1]
     return advantages, advantages + values
+
+
+def decayed_sums(terms: tf.Tensor, decays: tf.Tensor) -> tf.Tensor:
+    """Returns `s_t = terms_t + decays_t * s_{t-1}`, `float32[T, N]`, where `s_{-1} = 0`.
+
+    This takes log2(T) passes instead of a loop over T steps. Each pass doubles the number of steps that a sum spans
+    (Hillis and Steele, 1986, "Data parallel algorithms").
+    """
+
+    def delayed(x: tf.Tensor, span: int) -> tf.Tensor:
+        return tf.concat([tf.zeros_like(x[:span]), x[:-span]], axis=0)
+
+    span = 1
+    while span < terms.shape[0]:
+        terms = terms + decays * delayed(terms, span)
+        decays = decays * delayed(decays, span)
+        span *= 2
+    return terms
 
 
 def mean(x: tf.Tensor, weights: tf.Tensor | None = None) -> tf.Tensor:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from ppo.algorithm.rollout import Collected, Rollouts
+from ppo.algorithm.collector import Collected, Rollouts
 from ppo.model.agent import HOST
 from vecenv.ingraph import Rollout
 

@@ -16,9 +16,9 @@ from typing import Any
 from gymnasium.vector.utils import batch_differing_spaces
 
 import vecenv
+from ppo.algorithm.collector import Rollouts, Spaces
 from ppo.algorithm.packing import Packed, joined
 from ppo.algorithm.ray_actor import Actor, Outline, kill
-from ppo.algorithm.rollout import Rollouts, Spaces
 from ppo.config import Config, ConfigError
 from ppo.model.agent import Agent
 from ppo.versions import PACKAGES, versions

@@ -3,101 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, cast
 
-import gymnasium as gym
 import numpy as np
 import tensorflow as tf
 
+import vecenv
+from ppo.algorithm.collector import Collected, EnvState, Rollouts, Spaces
 from ppo.algorithm.views import views_of
 from ppo.config import Config
-from ppo.graphs import graph_function, in_order
+from ppo.graphs import graph_function, in_order, repeat
 from ppo.model.agent import HOST, Agent, Predictions
-from ppo.model.recurrent import Sequences
 from ppo.seeds import env_seeds, sampling_seed
-from vecenv.ingraph import InGraphVectorEnv, Rollout
+from vecenv.ingraph import InGraphVectorEnv
 
-Spaces = Mapping[str, tuple[gym.Space, gym.Space]]
-"""The observation space and the action space of an agent of each team, by the name of the team."""
+if TYPE_CHECKING:
+    from vecenv.adapters.pettingzoo import ParallelVectorEnv
 
+    Envs = vecenv.AsyncVectorEnv | vecenv.SyncVectorEnv
 
-class Collected(NamedTuple):
-    """The rollout of one policy, with everything that the update needs to know about how it acted.
-
-    Attributes:
-        rollout: The steps of the policy's rows.
-        state: The policy's memory before the first step, `float32[N, S]`.
-        noise: The noise passed to `Distribution.sample`, `float32[T, N, ...]`.
-        predictions: What the policy predicted: outputs `float32[T, N, num_outputs]`, values `float32[T + 1, N]` and
-            memory `float32[T, N, S]`.
-    """
-
-    rollout: Rollout
-    state: tf.Tensor
-    noise: tf.Tensor
-    predictions: Predictions
-
-
-class Rollouts(NamedTuple):
-    """What `Collector.collect` returns. All members may alias memory that the collector overwrites; see `collect`.
-
-    Attributes:
-        collected: The rollout of each team, as tensors that its learner reads.
-        arrays: The steps of each team's rows, as NumPy arrays.
-        envs: The steps of the envs themselves, as NumPy arrays: rewards, flags and the results of episodes. The
-            observations and actions may be None.
-    """
-
-    collected: Sequence[Collected]
-    arrays: Sequence[Rollout]
-    envs: Rollout
-
-
-class Collector(Protocol):
-    """Steps the envs of a run with the policies of its teams. The trainer need not know where these envs are.
-
-    Attributes:
-        spaces: The spaces of each team, in the order of the teams; see `Spaces`.
-        members: The names of each team's agents; empty if the env has one agent.
-        wrappers: The wrappers of each env, as JSON values; see `ppo.run.wrappers.describe_each`.
-        held_bytes: Memory for rollouts that this process allocates, apart from memory that it shares with workers.
-        steps: Env-steps of the current rollout so far, over all envs.
-    """
-
-    spaces: Spaces
-    members: Mapping[str, tuple[str, ...]]
-    wrappers: Sequence[Any]
-    held_bytes: int
-
-    @property
-    def steps(self) -> int: ...
-
-    def use(self, actors: Sequence[Agent]) -> None:
-        """Sets the policies that act, one for each team. They must be on the host. `collect` uses current weights."""
-
-    def begin(self, env_steps: int) -> None:
-        """Resets all envs to begin fresh episodes. The seeds depend on the env-steps of the run so far."""
-
-    def collect(self, number: int, env_steps: int) -> Rollouts:
-        """Takes T steps of all envs.
-
-        The result is valid until the next call returns, apart from its first observations, which the next call
-        overwrites.
-
-        Args:
-            number: The number of the rollout, which determines the action noise.
-            env_steps: Env-steps of the run before the rollout.
-        """
-
-    def get_states(self) -> list[Any]:
-        """Returns the state of each env, with the memories of the policies, between two rollouts.
-
-        Raises:
-            vecenv.NotRestorable: If an env has no state that can be saved.
-        """
-
-    def set_states(self, states: Sequence[Any]) -> None:
-        """Restores a result of `get_states`."""
+_States = list[tf.Tensor]  # the memory of each policy, `float32[N, S]`
+_Arrays = list[list[tf.TensorArray]]  # the predictions of each policy so far, in the order of `Predictions`
 
 
 class LocalCollector:
@@ -108,7 +34,7 @@ class LocalCollector:
         envs: The envs to step, as `ppo.envs.training_envs` makes them: all envs of the run, or a share of them.
         spaces: The spaces of each team.
         wrappers: The wrappers of each env.
-        first: The number of the first of these envs in the run.
+        first_env: The number of the first of these envs in the run.
 
     Attributes:
         envs: The envs as graph operations.
@@ -118,22 +44,25 @@ class LocalCollector:
     def __init__(
         self,
         config: Config,
-        envs: Any,
+        envs: Envs | ParallelVectorEnv,
         spaces: Spaces,
         *,
         wrappers: Sequence[Any] = (),
-        first: int = 0,
+        first_env: int = 0,
     ):
         self.wrappers = wrappers
-        joint = envs.joint if config.is_multi_agent else envs
+        self.members: Mapping[str, tuple[str, ...]] = {name: () for name in spaces}
+        joint = cast("Envs", envs)
+        if config.is_multi_agent:
+            parallel = cast("ParallelVectorEnv", envs)
+            joint = parallel.joint
+            self.members = {name: tuple(map(str, rows.group.agents)) for name, rows in parallel.groups.items()}
         self.envs = InGraphVectorEnv(joint, num_steps=config.num_steps, timeout_s=config.step_timeout_s)
         self.spaces: Spaces = spaces
-        self.members: Mapping[str, tuple[str, ...]] = {name: () for name in spaces}
-        if config.is_multi_agent:
-            self.members = {name: tuple(map(str, rows.group.agents)) for name, rows in envs.groups.items()}
         slabs = sum(array.nbytes for array in joint.arrays.values())
         self.held_bytes = 0 if getattr(joint, "num_workers", 0) else slabs
-        self._seed, self._total, self._own = config.seed, config.num_envs, slice(first, first + joint.num_envs)
+        self._seed, self._total = config.seed, config.num_envs
+        self._share = slice(first_env, first_env + joint.num_envs)
         self._views = list(views_of(envs, is_multi_agent=config.is_multi_agent).values())
         self._actors: Sequence[Agent] = ()
         self._memories: list[tf.Variable] = []  # of each policy in the current episodes, `float32[N, S]`
@@ -156,7 +85,7 @@ class LocalCollector:
     def begin(self, env_steps: int) -> None:
         """See `Collector.begin`."""
         with self.envs.raising():
-            self.envs.reset(seed=env_seeds(self._seed, self._total, env_steps=env_steps)[self._own])
+            self.envs.reset(seed=env_seeds(self._seed, self._total, env_steps=env_steps)[self._share])
         for memory in self._memories:
             memory.assign(tf.zeros_like(memory))
 
@@ -173,7 +102,7 @@ class LocalCollector:
         whole = self.envs.last_rollout()
         return Rollouts(collected, [view.rows(whole) for view in self._views], whole)
 
-    def get_states(self) -> list[Any]:
+    def get_states(self) -> list[EnvState]:
         """See `Collector.get_states`."""
         memories = [np.split(memory.numpy(), self.envs.num_envs) for memory in self._memories]
         return [
@@ -181,7 +110,7 @@ class LocalCollector:
             for state, *of_env in zip(self.envs.get_state(), *memories, strict=True)
         ]
 
-    def set_states(self, states: Sequence[Any]) -> None:
+    def set_states(self, states: Sequence[EnvState]) -> None:
         """See `Collector.set_states`."""
         self.envs.set_state([state["env"] for state in states])
         for number, memory in enumerate(self._memories):
@@ -194,7 +123,8 @@ class LocalCollector:
             noises = self._noises(seed)
             initial = [tf.identity(memory) for memory in self._memories]
 
-            def step(t: tf.Tensor, joint: Any, states: list[tf.Tensor], kept: list[Any]) -> tuple[Any, ...]:
+            def step(t: tf.Tensor, carried: tuple[Any, _States, _Arrays]) -> tuple[Any, _States, _Arrays]:
+                joint, states, kept = carried
                 predicted = self._predictions(joint, states)
                 sampled = [
                     actor.distribution.sample(one.outputs, noise[t])
@@ -212,11 +142,9 @@ class LocalCollector:
                     [array.write(t, column) for array, column in zip(arrays, one, strict=True)]
                     for arrays, one in zip(kept, predicted, strict=True)
                 ]
-                return t + 1, after.observations, states, kept
+                return after.observations, states, kept
 
-            # Order: each step needs the observations of the previous step, so the steps run one at a time.
-            begin = (0, envs.observations(), initial, self._arrays())
-            _, last, states, kept = tf.while_loop(lambda t, *_: t < envs.num_steps, step, begin, parallel_iterations=1)
+            last, states, kept = repeat(envs.num_steps, step, (envs.observations(), initial, self._arrays()))
             for memory, state in zip(self._memories, states, strict=True):
                 memory.assign(state)
             whole, final = envs.rollout(), self._predictions(last, states)
@@ -238,7 +166,7 @@ class LocalCollector:
             shape = [self.envs.num_steps, self._total * count]
             noise = actor.distribution.noise(shape, seed + tf.constant([0, number]))
             is_whole = self.envs.num_envs == self._total
-            noises.append(noise if is_whole else noise[:, self._own.start * count : self._own.stop * count])
+            noises.append(noise if is_whole else noise[:, self._share.start * count : self._share.stop * count])
         return noises
 
     def _predictions(self, joint: Any, states: Sequence[tf.Tensor]) -> list[Predictions]:
@@ -253,10 +181,10 @@ class LocalCollector:
         if list(self.spaces) == [""]:
             return actions[0]
         parts = zip(self.spaces, self._views, actions, strict=True)
-        return {name: view.joint_actions(own) for name, view, own in parts}
+        return {name: view.joint_actions(of_team) for name, view, of_team in parts}
 
-    def _arrays(self) -> list[list[tf.TensorArray]]:
-        """Returns arrays for the predictions of each policy in T steps, in the order of `Predictions`."""
+    def _arrays(self) -> _Arrays:
+        """Returns empty arrays for the predictions in T steps."""
         return [
             [
                 tf.TensorArray(tf.float32, self.envs.num_steps, element_shape=[view.num_envs, *shape])
@@ -264,22 +192,3 @@ class LocalCollector:
             ]
             for actor, view in zip(self._actors, self._views, strict=True)
         ]
-
-
-def sequences_of(rollout: Rollout, initial: tf.Tensor) -> Sequences:
-    """Returns the sequences that the T + 1 states of a rollout form.
-
-    No episode is marked as new in the first state. If one begins there, `initial`, the memory before the first step, is
-    already 0.
-    """
-    ended = ends_of(rollout)
-    return Sequences(tf.concat([tf.zeros_like(ended[:1]), ended], axis=0), initial)
-
-
-def ends_of(rollout: Rollout) -> tf.Tensor:
-    """Returns whether each step ends an episode or belongs to no living agent, `bool[T, N]`.
-
-    Nothing is carried across such a step.
-    """
-    ended = tf.logical_or(rollout.terminated, rollout.truncated)
-    return ended if rollout.valid is None else tf.logical_or(ended, tf.logical_not(rollout.valid[:-1]))

@@ -25,6 +25,30 @@ def schedule_change(before: Config, config: Config, update: int) -> str | None:
     )
 
 
+def effective_rate(config: Config, *, scheduled: tf.Tensor, base: tf.Tensor) -> tf.Tensor:
+    """Returns the learning rate of an update: the scheduled rate, adapted to the KL if so configured.
+
+    Args:
+        config: The settings.
+        scheduled: The rate of the schedule, which "kl_adaptive" ignores.
+        base: The result of `adapted_base_rate` in the previous update; `config.learning_rate` in the first update.
+    """
+    if config.lr_schedule == "kl_adaptive":
+        return base
+    if config.kl_limit is None:
+        return scheduled
+    return tf.where(base < config.learning_rate, scheduled * (base / config.learning_rate), scheduled)
+
+
+def adapted_base_rate(config: Config, base: tf.Tensor, kl: tf.Tensor) -> tf.Tensor:
+    """Returns the next update's base rate for the base rate and the KL of this update."""
+    if config.lr_schedule == "kl_adaptive":
+        return adapted_rate(base, kl, kl_target=config.kl_target, initial=config.learning_rate)
+    if config.kl_limit is None:
+        return base
+    return guarded_rate(base, kl, kl_limit=config.kl_limit, initial=config.learning_rate)
+
+
 def adapted_penalty(penalty: tf.Tensor, kl: tf.Tensor, *, kl_target: float) -> tf.Tensor:
     """Returns the next update's KL penalty: multiplied by 1.5 if the KL exceeds 1.3 targets, divided by 1.5 below 0.7.
 

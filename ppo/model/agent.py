@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import gymnasium as gym
 import numpy as np
@@ -24,6 +24,9 @@ from ppo.model.observations import MASK, Inputs, Observations, image_warnings
 from ppo.model.recurrent import CORES, Core, Sequences, flat, scan
 from ppo.seeds import network_seed
 from vecenv.tree import nest, pick
+
+Hidden: TypeAlias = "tf.Tensor | Inputs"
+"""What `outputs` and `values` of a network read: features `float32[B, F]`, or a custom network's encoded inputs."""
 
 HOST = "/CPU:0"
 """The device that steps the envs. An agent that acts must be on the same device."""
@@ -186,8 +189,8 @@ class Agent(tf.Module):
         if config.network is not None:
             self.network = CustomNetwork(config.network, self.observations, num_outputs, seed=network_seed(config.seed))
         else:
-            own = self.observations
-            self.network = ActorCritic(config, own.specs, num_outputs, own.critic, own.image_normalizers)
+            observed = self.observations
+            self.network = ActorCritic(config, observed.specs, num_outputs, observed.critic, observed.image_normalizers)
         self.arguments = (config, observation_space, action_space)
         self._min_log_std = config.min_log_std
         self.log_std = tf.Variable(free, name="log_std") if free else None
@@ -222,7 +225,7 @@ class Agent(tf.Module):
 
         return [nest(space, spec), tf.TensorSpec([None, self.state_size])]
 
-    def outputs(self, hidden: Any, encoded: Inputs) -> tf.Tensor:
+    def outputs(self, hidden: Hidden, encoded: Inputs) -> tf.Tensor:
         """Returns the parameters of the distribution over actions, `float32[B, distribution.num_outputs]`.
 
         Args:
@@ -242,7 +245,7 @@ class Agent(tf.Module):
                 outputs = tf.concat([tf.where(encoded[MASK], outputs[:, :size], FORBIDDEN), outputs[:, size:]], axis=-1)
         return outputs
 
-    def values(self, hidden: Any, encoded: Inputs) -> tf.Tensor:
+    def values(self, hidden: Hidden, encoded: Inputs) -> tf.Tensor:
         """Returns the values `float32[B]` for the first result of `advance` or `unroll` and the encoded inputs."""
         return self.network.values(hidden, encoded)
 
@@ -257,7 +260,7 @@ class Agent(tf.Module):
         hidden, state = self.advance(encoded, state)
         return Predictions(self.outputs(hidden, encoded), self.values(hidden, encoded), state)
 
-    def advance(self, encoded: Inputs, state: tf.Tensor) -> tuple[Any, tf.Tensor]:
+    def advance(self, encoded: Inputs, state: tf.Tensor) -> tuple[Hidden, tf.Tensor]:
         """Returns the input of `outputs` and `values` for one state of each env, and the memory after that state.
 
         Args:
@@ -270,20 +273,20 @@ class Agent(tf.Module):
             hidden = core.output(state)
         return hidden, state
 
-    def unroll(self, encoded: Inputs, sequences: Sequences | None) -> tuple[Any, tf.Tensor]:
+    def unroll(self, encoded: Inputs, sequences: Sequences | None) -> tuple[Hidden, tf.Tensor]:
         """Does the same as `advance` for T consecutive states of each of N envs, with B = T * N, ordered by time.
 
         Args:
             encoded: Encoded inputs `[T * N, ...]`.
             sequences: The sequences that the states form; may be None without a recurrent core.
         """
-        hidden: Any = self.network.features(encoded)
+        hidden = self.network.features(encoded)
         core = self.network.core
         memory = tf.zeros([tf.shape(tf.nest.flatten(encoded)[0])[0], 0])
         if core is not None:
-            assert sequences is not None
-            first, state = sequences
-            memory = scan(core, tf.reshape(hidden, [*first.shape, hidden.shape[-1]]), state, first)
+            assert sequences is not None and not isinstance(hidden, dict)  # only custom networks return a dict
+            begins, state = sequences
+            memory = scan(core, tf.reshape(hidden, [*begins.shape, hidden.shape[-1]]), state, begins)
             hidden, memory = flat((core.output(memory), memory))
         return hidden, memory
 
@@ -386,16 +389,16 @@ class Agent(tf.Module):
         if self.log_std is not None:
             self.log_std.assign(tf.maximum(self.log_std, minimum))
 
-    def inward(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the gradients of the first of `learned_groups`, whose last variable is the log std if there is one.
+    def inward(self, gradients: Sequence[tf.Tensor], variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
+        """Returns the gradients of some variables, with 0 where a log std below its minimum would fall further."""
 
-        They are 0 where a log std is below its minimum and would fall further.
-        """
-        if self.log_std is None:
-            return list(gradients)
-        *others, gradient = gradients
-        below = self.log_std.read_value() < self._min_log_std
-        return [*others, tf.where(below & (gradient > 0), 0.0, gradient)]  # descent moves against the gradient
+        def inward(gradient: tf.Tensor, variable: tf.Variable) -> tf.Tensor:
+            if variable is not self.log_std:
+                return gradient
+            below = self.log_std.read_value() < self._min_log_std
+            return tf.where(below & (gradient > 0), 0.0, gradient)  # descent moves against the gradient
+
+        return [inward(gradient, variable) for gradient, variable in zip(gradients, variables, strict=True)]
 
 
 def at_least(x: tf.Tensor, low: float) -> tf.Tensor:

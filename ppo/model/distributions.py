@@ -33,6 +33,11 @@ MAX_CHOICES = 2**16
 class Distribution(Protocol):
     """Functions of `outputs: float32[..., num_outputs]`, the parameters that the policy computes.
 
+    `log_prob` takes samples: the values that were drawn before they became actions. For a Gaussian, they are the
+    entries of the action, and for a discrete space, the action itself. For a squashed Gaussian, they are the values u
+    before squashing, because the action a(u) does not determine u in float32. For a nested space, they are a tuple of
+    the samples of all leaves.
+
     Attributes:
         num_outputs: Number of parameters.
         num_free: Number of trailing parameters that may be variables, independent of the observation.
@@ -59,17 +64,13 @@ class Distribution(Protocol):
         """Returns the most likely actions; for a squashed Gaussian, the squashed mean."""
 
     def samples(self, outputs: tf.Tensor, noise: tf.Tensor, actions: Any) -> Any:
-        """Returns the argument of `log_prob` for actions that `sample` drew from `outputs` with `noise`.
-
-        This is the action itself, or u if the action a(u) does not determine u in float32. For a nested space, it is a
-        tuple of these.
-        """
+        """Returns the samples of the actions that `sample` returned for `outputs` and `noise`."""
 
     def recover(self, actions: Any) -> Any:
-        """Returns the argument of `log_prob` for actions `[B, ...]` whose noise is unknown."""
+        """Returns the samples of actions `[B, ...]` whose noise is unknown, as exactly as float32 allows."""
 
     def log_prob(self, outputs: tf.Tensor, samples: Any) -> tf.Tensor:
-        """Returns the log-density or log-probability of the actions that `samples` represent, `float32[...]`."""
+        """Returns the log-density or log-probability of the actions that the samples became, `float32[...]`."""
 
     def entropy(self, outputs: tf.Tensor) -> tf.Tensor:
         """Returns the entropy in nats, `float32[...]`."""
@@ -305,31 +306,31 @@ class Product(Distribution):
 
     def noise(self, shape: list[int], seed: tf.Tensor) -> tf.Tensor:
         seeds = [tf.random.experimental.stateless_fold_in(seed, i) for i in range(len(self._parts))]
-        noises = [part.noise(shape, own) for part, own in zip(self._parts.values(), seeds, strict=True)]
+        noises = [part.noise(shape, part_seed) for part, part_seed in zip(self._parts.values(), seeds, strict=True)]
         return tf.concat(noises, axis=-1)
 
     def sample(self, outputs: tf.Tensor, noise: tf.Tensor) -> Any:
         of_parts = zip(self._parts.items(), self._split(outputs), tf.split(noise, self._fixed, axis=-1), strict=True)
-        return self._nested({path: part.sample(own, drawn) for (path, part), own, drawn in of_parts})
+        return self._nested({path: part.sample(params, drawn) for (path, part), params, drawn in of_parts})
 
     def mode(self, outputs: tf.Tensor) -> Any:
         of_parts = zip(self._parts.items(), self._split(outputs), strict=True)
-        return self._nested({path: part.mode(own) for (path, part), own in of_parts})
+        return self._nested({path: part.mode(params) for (path, part), params in of_parts})
 
     def samples(self, outputs: tf.Tensor, noise: tf.Tensor, actions: Any) -> Any:
         of_parts = zip(self._parts.items(), self._split(outputs), tf.split(noise, self._fixed, axis=-1), strict=True)
-        return tuple(part.samples(own, drawn, pick(actions, path)) for (path, part), own, drawn in of_parts)
+        return tuple(part.samples(params, drawn, pick(actions, path)) for (path, part), params, drawn in of_parts)
 
     def recover(self, actions: Any) -> Any:
         return tuple(part.recover(pick(actions, path)) for path, part in self._parts.items())
 
     def log_prob(self, outputs: tf.Tensor, samples: Any) -> tf.Tensor:
         of_parts = zip(self._parts.values(), self._split(outputs), samples, strict=True)
-        return tf.add_n([part.log_prob(own, sample) for part, own, sample in of_parts])
+        return tf.add_n([part.log_prob(params, sample) for part, params, sample in of_parts])
 
     def entropy(self, outputs: tf.Tensor) -> tf.Tensor:
         of_parts = zip(self._parts.values(), self._split(outputs), strict=True)
-        return tf.add_n([part.entropy(own) for part, own in of_parts])
+        return tf.add_n([part.entropy(params) for part, params in of_parts])
 
     def kl(self, old_outputs: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
         of_parts = zip(self._parts.values(), self._split(old_outputs), self._split(outputs), strict=True)
@@ -340,8 +341,8 @@ class Product(Distribution):
         *fixed, free = tf.split(outputs, [*self._fixed, self.num_free], axis=-1)
         stds = tf.split(free, self._free, axis=-1)
         return [
-            tf.concat([own, std], axis=-1) if count else own
-            for own, std, count in zip(fixed, stds, self._free, strict=True)
+            tf.concat([params, std], axis=-1) if count else params
+            for params, std, count in zip(fixed, stds, self._free, strict=True)
         ]
 
     def _nested(self, by_path: dict[Path, tf.Tensor]) -> Any:

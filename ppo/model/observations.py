@@ -174,8 +174,11 @@ class Observations(tf.Module):
 
     def normalized(self, raw: Inputs) -> Inputs:
         """Returns the network inputs for the result of `raw`. Does not change the statistics."""
-        normalizers = {name: own for name, own in self._normalizers.items() if isinstance(own, ObservationNormalizer)}
-        return {**raw, **{name: normalizer(raw[name]) for name, normalizer in normalizers.items()}}
+        found = dict(raw)
+        for name, normalizer in self._normalizers.items():
+            if isinstance(normalizer, ObservationNormalizer):
+                found[name] = normalizer(raw[name])
+        return found
 
     def inputs(self, observations: Any) -> Inputs:
         """Returns the network inputs for observations `[B, ...]`."""
@@ -238,7 +241,7 @@ class Observations(tf.Module):
     @property
     def image_normalizers(self) -> dict[str, ImageNormalizer]:
         """The normalizers that the CNNs apply, by leaf name."""
-        return {name: own for name, own in self._normalizers.items() if isinstance(own, ImageNormalizer)}
+        return {name: each for name, each in self._normalizers.items() if isinstance(each, ImageNormalizer)}
 
     @property
     def _normalizers(self) -> dict[str, ObservationNormalizer | ImageNormalizer]:

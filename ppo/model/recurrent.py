@@ -14,11 +14,11 @@ class Sequences(NamedTuple):
     """How the states of a rollout form sequences, for a recurrent core.
 
     Attributes:
-        first: Whether an episode begins in each state, `bool[T, N]`.
+        begins: Whether an episode begins in each state, `bool[T, N]`.
         state: Memory before the first step, `float32[N, S]`.
     """
 
-    first: tf.Tensor
+    begins: tf.Tensor
     state: tf.Tensor
 
 
@@ -96,21 +96,21 @@ class LSTM(Core):
 CORES = {"gru": GRU, "lstm": LSTM}
 
 
-def scan(core: Core, features: tf.Tensor, state: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
+def scan(core: Core, features: tf.Tensor, state: tf.Tensor, begins: tf.Tensor) -> tf.Tensor:
     """Returns the memory after each of T steps, `float32[T, B, S]`.
 
     Args:
         core: The layer.
         features: `float32[T, B, F]`.
         state: Memory before the first step, `float32[B, S]`.
-        first: Whether a new episode begins at each step, `bool[T, B]`. The memory is cleared before such a step.
+        begins: Whether a new episode begins at each step, `bool[T, B]`. The memory is cleared before such a step.
     """
 
     def step(state: tf.Tensor, now: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
-        projected, begins = now
-        return core.step(projected, tf.where(begins[:, None], 0.0, state))
+        projected, begins_now = now
+        return core.step(projected, tf.where(begins_now[:, None], 0.0, state))
 
-    return tf.scan(step, (core.project(features), first), initializer=state)
+    return tf.scan(step, (core.project(features), begins), initializer=state)
 
 
 def flat(nested: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 import vecenv
-from ppo.algorithm.rollout import Collector
+from ppo.algorithm.collector import Collector
 from ppo.algorithm.schedules import schedule_change
 from ppo.callbacks import Callback
 from ppo.config import NORMALIZERS, SETTINGS, Config, ConfigError

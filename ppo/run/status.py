@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ppo.algorithm.rollout import Collector
+    from ppo.algorithm.collector import Collector
 
 
 @dataclass

@@ -22,7 +22,7 @@ def test_a_standard_deviation_below_its_minimum_is_raised_but_can_move_back_abov
         with tf.GradientTape() as tape:
             log_std = agent.outputs(agent.network.features(encoded), encoded)[:, 1]
             loss = sign * tf.reduce_mean(log_std)
-        return log_std, agent.inward([tape.gradient(loss, agent.log_std)])[0][-1]
+        return log_std, agent.inward([tape.gradient(loss, agent.log_std)], [agent.log_std])[0][-1]
 
     upward, downward = (log_std_and_gradient(tf.constant(sign)) for sign in (-1.0, 1.0))
     np.testing.assert_array_equal(upward[0], [-1.5] * 4)
@@ -40,7 +40,7 @@ def test_a_standard_deviation_has_no_maximum():
     gradients = [tf.zeros(variable.shape) for variable in agent.learned[:-1]]
     for sign in (1.0, -1.0):
         gradient = tf.constant([sign, -sign])
-        np.testing.assert_array_equal(agent.inward([*gradients, gradient])[-1], gradient)
+        np.testing.assert_array_equal(agent.inward([*gradients, gradient], agent.learned)[-1], gradient)
 
 
 def test_an_agent_describes_its_networks_in_one_line():

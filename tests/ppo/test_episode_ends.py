@@ -7,9 +7,10 @@ import tensorflow as tf
 
 import vecenv
 from ppo import Config
-from ppo.algorithm import losses
+from ppo.algorithm import batch, losses
+from ppo.algorithm.batch import shuffled
 from ppo.algorithm.rollout import LocalCollector
-from ppo.algorithm.update import Learner, shuffled
+from ppo.algorithm.update import Learner
 from ppo.model.agent import Agent
 from vecenv.ingraph import slots_for
 
@@ -93,8 +94,8 @@ def test_values_are_wrong_if_termination_and_truncation_are_swapped(ends, monkey
 
 @pytest.mark.slow
 def test_values_are_wrong_if_the_next_episode_replaces_the_final_observation(monkeypatch):
-    def wrong(self, values, memory, rollout):
+    def wrong(config, agent, rollout, values, memory):
         return values[1:]
 
-    monkeypatch.setattr(Learner, "_next_values", wrong)
+    monkeypatch.setattr(batch, "next_values", wrong)
     assert (np.abs(learned_values(ends=False) / true_values(ends=False) - 1) > 0.3).any()

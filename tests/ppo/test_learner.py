@@ -12,9 +12,10 @@ import tensorflow as tf
 import vecenv
 from ppo import Config
 from ppo.algorithm import losses
+from ppo.algorithm.batch import shuffled
 from ppo.algorithm.rollout import LocalCollector
 from ppo.algorithm.teams import team_of
-from ppo.algorithm.update import METRICS, Learner, shuffled
+from ppo.algorithm.update import METRICS, Learner
 from ppo.envs import spaces_of
 from ppo.model.agent import Agent
 from ppo.model.networks import MLP
@@ -252,9 +253,9 @@ def slow_update(config, agent, learner, rollout, collected, order, rate):
     samples = distribution.samples(old_outputs, collected.noise, tf.nest.map_structure(tf.constant, rollout.actions))
     old = distribution.log_prob(old_outputs, samples).numpy()
     if config.lr_schedule == "kl_adaptive":
-        rate = tf.constant(learner.rate.numpy())
+        rate = tf.constant(learner.base_rate.numpy())
     elif config.kl_limit is not None:
-        rate = rate * learner.rate / config.learning_rate
+        rate = rate * learner.base_rate / config.learning_rate
     used = {"learning_rate": float(rate)}
     if config.objective == "kl_penalty":
         used["kl_penalty"] = float(learner.penalty)
@@ -313,10 +314,10 @@ def slow_update(config, agent, learner, rollout, collected, order, rate):
         kl = float(kls[slow.acts].mean())
     if config.lr_schedule != "kl_adaptive" and config.kl_limit is not None:
         if kl > config.kl_limit:
-            learner.rate.assign(learner.rate / 1.5)
+            learner.base_rate.assign(learner.base_rate / 1.5)
         elif kl < config.kl_limit / 2:
-            learner.rate.assign(min(learner.rate.numpy() * 1.5, config.learning_rate))
-    for variable, above, below, factor in ((learner.penalty, 1.3, 0.7, 1.5), (learner.rate, 2.0, 0.5, 1 / 1.5)):
+            learner.base_rate.assign(min(learner.base_rate.numpy() * 1.5, config.learning_rate))
+    for variable, above, below, factor in ((learner.penalty, 1.3, 0.7, 1.5), (learner.base_rate, 2.0, 0.5, 1 / 1.5)):
         if config.objective != "kl_penalty" if variable is learner.penalty else config.lr_schedule != "kl_adaptive":
             continue
         if kl > above * config.kl_target:
@@ -456,13 +457,15 @@ def test_the_policy_and_the_value_function_learn_side_by_side(network):
     _, envs, agent, learner, collector = parts(dataclasses.replace(CONFIG, network=network))
     envs.reset(seed=0)
     learner.learn(*collector.collect(0, 0).collected, 0)
-    functions = [function for learn in learner._rounds for function in learn._list_all_concrete_functions()]
-    held = [
+    parts_of_update = (*learner._chains, learner._new_estimates)
+    functions = [function for part in parts_of_update for function in part._list_all_concrete_functions()]
+    *chains, estimates = [
         {id(tensor) for tensor in function.captured_inputs if tensor.dtype == tf.resource} for function in functions
     ]
-    for group, adam, mine in zip(agent.learned_groups, learner.optimizers, held, strict=True):
-        assert {id(variable.handle) for variable in (*group, *adam.variables)} <= mine
-    assert not held[0] & held[1]
+    for group, adam, held in zip(agent.learned_groups, learner.optimizers, chains, strict=True):
+        assert {id(variable.handle) for variable in (*group, *adam.variables)} <= held
+    policy, value = chains
+    assert not policy & (value | estimates)
 
 
 @pytest.mark.parametrize("settings", [{}, {"network": f"{__name__}:two_networks"}], ids=str)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ppo.algorithm.losses import (
     approximate_kl,
     clipped_surrogate,
+    decayed_sums,
     gae,
     kl_penalized_surrogate,
     log_ratio,
@@ -53,6 +54,19 @@ def test_a_termination_bootstraps_from_zero_and_a_truncation_from_the_final_stat
     truncated, _ = compute([[1], [2], [4]], [[1]] * 3, next_values, never, ends, 0.5, 0.5)
     np.testing.assert_allclose(terminated[:, 0], [0.75, 1.0, 4.0])
     np.testing.assert_allclose(truncated[:, 0], [1.125, 2.5, 4.0])
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 70), st.integers(0, 2**16))
+def test_decayed_sums_equal_a_slow_loop(steps, seed):
+    rng = np.random.default_rng(seed)
+    terms = rng.normal(size=(steps, 3)).astype(np.float32)
+    decays = (rng.random((steps, 3)) * (rng.random((steps, 3)) < 0.8)).astype(np.float32)
+    expected, total = [], np.zeros(3)
+    for term, decay in zip(terms, decays, strict=True):
+        total = term + decay * total
+        expected.append(total)
+    np.testing.assert_allclose(decayed_sums(tf.constant(terms), tf.constant(decays)), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_constant_reward_of_one_has_value_one_over_one_minus_gamma():

@@ -16,7 +16,7 @@ from gymnasium import spaces
 import ppo
 import vecenv
 from ppo import Config, ConfigError, Run, RunError, evaluate_run, export, footprint
-from ppo.algorithm.update import shuffled
+from ppo.algorithm.batch import shuffled
 from ppo.algorithm.views import GroupView
 from ppo.callbacks import Callbacks
 from ppo.collectors import collector_for

@@ -6,7 +6,14 @@ import pytest
 import tensorflow as tf
 
 from ppo import Config
-from ppo.algorithm.schedules import adapted_penalty, adapted_rate, guarded_rate, learning_rate_at
+from ppo.algorithm.schedules import (
+    adapted_base_rate,
+    adapted_penalty,
+    adapted_rate,
+    effective_rate,
+    guarded_rate,
+    learning_rate_at,
+)
 
 
 def test_the_learning_rate_falls_linearly_and_reaches_zero_after_the_last_update():
@@ -53,3 +60,17 @@ def test_the_learning_rate_falls_while_the_kl_exceeds_its_limit_and_then_returns
         rate = guarded_rate(rate, tf.constant(kl), kl_limit=0.05, initial=3e-4)
         found.append(float(rate) / 3e-4)
     assert found == pytest.approx([1, 1 / 1.5, 1 / 2.25, 1 / 2.25, 1 / 1.5, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("settings", "rate", "following"),
+    [
+        ({"kl_limit": None}, 1e-4, 2e-4),
+        ({"kl_limit": 0.05}, 1e-4 / 1.5, 2e-4 / 1.5),
+        ({"lr_schedule": "kl_adaptive", "kl_target": 0.05}, 2e-4, 2e-4 / 1.5),
+    ],
+)
+def test_the_kl_adapts_a_base_rate_that_the_schedule_scales_if_there_is_one(settings, rate, following):
+    config, base = Config(learning_rate=3e-4, **settings), tf.constant(2e-4)
+    assert float(effective_rate(config, scheduled=tf.constant(1e-4), base=base)) == pytest.approx(rate)
+    assert float(adapted_base_rate(config, base, tf.constant(1.0))) == pytest.approx(following)

@@ -9,7 +9,7 @@ import pytest
 
 import ppo
 from ppo import seeds
-from ppo.algorithm.update import shuffled
+from ppo.algorithm.batch import shuffled
 from ppo.model.agent import Agent
 from tests.ppo.envs import Seeded
 from tests.ppo.runs import reports
