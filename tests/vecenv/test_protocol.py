@@ -21,7 +21,7 @@ import pytest
 import vecenv
 from tests.helpers import CountingEnv, process_exists, stop_process
 from tests.start_methods import METHODS
-from vecenv.workers import pipes, processes
+from vecenv.workers import handles, pipes
 from vecenv.workers import protocol as messages
 from vecenv.workers.protocol import Kind
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.timeout(60)
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
     """Makes every wait for a process that cannot be joined last longer than the tests may take."""
-    monkeypatch.setattr(processes, "END_S", 3600.0)
+    monkeypatch.setattr(handles, "END_S", 3600.0)
 
 
 class HeavyEnv(CountingEnv):
