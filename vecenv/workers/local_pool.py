@@ -18,7 +18,7 @@ from vecenv.rows.batched import Batched
 from vecenv.rows.copies import copiers
 from vecenv.rows.messages import EnvDescription, RowsOptions, StepObjects, combined
 from vecenv.workers.pool import CommandFailed, EnvRange, NotSent, Pool
-from vecenv.workers.protocol import CALL, RESET, SET_ATTR, SET_STATE, STEP, CommandType, P, R, RowsCommandType
+from vecenv.workers.protocol import CALL, RESET, SET_ATTR, SET_STATE, STEP, P, R, RowsCommandType
 
 
 class LocalPool(Pool):
@@ -62,12 +62,11 @@ class LocalPool(Pool):
                 payload = copiers([payload])[0]()
         self._pending = slot, payload
 
-    def finish(self, command: CommandType[P, R], timeout: float | None = None) -> list[R]:
+    def finish(self, command: RowsCommandType[P, R], timeout: float | None = None) -> list[R]:
         (slot, payload), rows = self._pending, self._rows
         try:
             if command is STEP:
                 return [rows.step(slot, payload)]
-            assert isinstance(command, RowsCommandType), f"{command} was not begun"
             self._has_reset = self._has_reset or command in (RESET, SET_STATE)
             return [command.carry_out(rows, slot, payload)]
         except Exception as error:

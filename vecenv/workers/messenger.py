@@ -68,14 +68,17 @@ class Messenger:
         it has sent were yielded. After an exception, or if the caller stops early, the next call continues.
 
         Raises:
-            DeadlinePassed: If the deadline has passed. Messages that had arrived were yielded.
+            DeadlinePassed: If the deadline has passed and no message, or only a part of one, has arrived. Complete
+                messages of other workers were yielded.
             WorkerGone: If a worker has ended or has closed its pipe.
             BadMessage: If the bytes in a pipe are not a message.
             SharedMemoryFull: If there is no memory for a message.
         """
         if deadline is not None:
             deadline.resume()
-        ready = self._waiter.ready(deadline)
+        ready, passed = self._waiter.ready(deadline), False
+        if not ready:
+            raise DeadlinePassed
         for source in ready:
             if source >= self._count:  # a process has ended
                 if source - self._count in ready:
@@ -96,8 +99,8 @@ class Messenger:
                 yield worker, message
             elif deadline is not None:
                 deadline.extend()  # part of a message has moved, in one direction or the other
-        # Also after parts of messages: data that keeps moving must not hold the caller forever.
-        if deadline is not None and not deadline.slice():
+                passed = not deadline.slice()
+        if passed:  # otherwise, data that keeps moving could hold the caller forever
             raise DeadlinePassed
 
     def forget(self, worker: WorkerHandle) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from vecenv.memory.block import Block
 from vecenv.memory.layout import Layout
 from vecenv.rows.messages import EnvDescription, StepObjects
-from vecenv.workers.protocol import CommandType, P, R, RowsCommandType
+from vecenv.workers.protocol import P, R, RowsCommandType
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Pool(ABC):
         """
 
     @abstractmethod
-    def finish(self, command: CommandType[P, R], timeout: float | None = None) -> list[R]:
+    def finish(self, command: RowsCommandType[P, R], timeout: float | None = None) -> list[R]:
         """Waits at most `timeout` seconds for the command that was begun; returns one reply per range.
 
         The slot of a step or a reset belongs to the caller from here on.

@@ -84,8 +84,8 @@ class ProcessPool(Pool):
         self._start_timeout_s = start_timeout_s
         self._restart = restart
         self._restarts: Restarts | None = None  # exists if dead workers are restarted, once there is memory
-        self._memory: tuple[Layout, Block] | None = None
-        self._blocks: list[Block] = []  # the block of the memory, for the finalizer
+        self._layout: Layout | None = None
+        self._blocks: list[Block] = []  # the block of memory, once there is one
         # The command in progress, if there is one: from `begin` to `finish`, or from the first `send_rows` to the
         # `receive_rows` that returns the last of the rows.
         self._command: PendingCommand | None = None
@@ -120,7 +120,7 @@ class ProcessPool(Pool):
     def share(self, layout: Layout) -> Block:
         block = Block.create(layout.size, shared_memory=self._shared_memory)
         self._blocks.append(block)
-        self._memory = layout, block
+        self._layout = layout
         for worker in self.workers:
             try:
                 self._attach(worker)
@@ -249,11 +249,10 @@ class ProcessPool(Pool):
 
     def _attach(self, worker: WorkerHandle) -> None:
         """Makes an idle worker attach the memory. Raises as `_ask` does."""
-        assert self._memory is not None
-        layout, block = self._memory
-        self._ask(worker, encode(Kind.ATTACH, payload=AttachCommand(layout, worker.low, worker.high)))
+        assert self._layout is not None
+        self._ask(worker, encode(Kind.ATTACH, payload=AttachCommand(self._layout, worker.low, worker.high)))
         try:
-            block.send(worker.channel.connection)
+            self._blocks[0].send(worker.channel.connection)
         except (OSError, EOFError) as error:
             raise WorkerGone(worker) from error
         self._ask(worker, None)

@@ -169,7 +169,7 @@ def _ask_to_close(workers: Sequence[WorkerHandle], deadline: Deadline, errors: l
 
     for gone in messenger.send([(worker, encode(Kind.CLOSE)) for worker in workers]):
         forget(gone.worker)
-    while open_pipes:
+    while open_pipes and deadline.slice():
         try:
             # Stale replies are read too: a worker that blocks on writing one would never read CLOSE.
             for worker, message in messenger.messages(deadline):

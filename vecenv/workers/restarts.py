@@ -29,7 +29,7 @@ class Restarts:
         """Counts a death of a worker. Raises WorkerDied if it has died `MAX_DEATHS` times in a row."""
         self._deaths[index] += 1
         if self._deaths[index] >= MAX_DEATHS:
-            raise WorkerDied(f"{died} It died {MAX_DEATHS} times in a row.")
+            raise WorkerDied(f"{died} It died {MAX_DEATHS} times in a row.") from None
 
     def forget_deaths(self, index: int) -> None:
         """Counts the deaths of a worker from scratch, because it has replied."""
