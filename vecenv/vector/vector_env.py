@@ -199,13 +199,13 @@ class PooledVectorEnv(VectorEnv):
         replies = self._finish(command, timeout)
         slot = self._slot = self._pending_slot
         self._has_batch = True
-        if len(replies) == 1:
+        if not any(replies):  # most steps of most envs
+            objects = NO_OBJECTS
+        elif len(replies) == 1:
             objects = replies[0] or NO_OBJECTS
-        elif any(replies):
+        else:
             parts = ((run.low, part) for run, part in zip(self._pool.ranges, replies, strict=True) if part)
             objects = combined(parts)
-        else:
-            objects = NO_OBJECTS
         try:
             result = assemble(slot, objects)
         except MemoryError as error:

@@ -37,7 +37,7 @@ def worker_died(worker: WorkerHandle, doing: str, *, restarts: bool) -> WorkerDi
 def pipe_garbled(message: BadMessage, doing: str) -> VecEnvError:
     """Returns the error for a message that is no reply."""
     return VecEnvError(
-        f"{message} during {doing}. Something else writes to the worker's pipe, for "
+        f"{message.worker} sent {message.what} during {doing}. Something else writes to the worker's pipe, for "
         "example an env that writes to a file descriptor it has closed. Fix the env, then close this vector env "
         "and build a new one."
     )

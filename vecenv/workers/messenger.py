@@ -14,7 +14,7 @@ class WorkerGone(Exception):
     """A worker that cannot answer any more, because its process has ended or has closed its pipe."""
 
     def __init__(self, worker: WorkerHandle):
-        super().__init__(str(worker))
+        super().__init__(worker)
         self.worker = worker
 
 
@@ -22,7 +22,7 @@ class BadMessage(Exception):
     """A worker sent something that is no reply to the command in progress: `what`, a phrase for messages."""
 
     def __init__(self, worker: WorkerHandle, what: str):
-        super().__init__(f"{worker} sent {what}")
+        super().__init__(worker, what)
         self.worker, self.what = worker, what
 
 

@@ -110,6 +110,7 @@ class ProcessPool(Pool):
         self._command = PendingCommand(START, 0, frames)
         for gone in self._messenger.send(zip(self.workers, frames, strict=True)):
             self._replace(gone, self._command)
+        frames.clear()  # they may be large, and START is not sent again to a worker that dies
         descriptions = self.finish(START, self._start_timeout_s)
         if self._restart and not all(description.steps_subsets for description in descriptions):
             raise ValueError(
