@@ -12,6 +12,7 @@ import pytest
 
 import vecenv
 from tests.helpers import CountingEnv, subclasses_of
+from vecenv.workers.messenger import BadMessage
 
 ROUND_TRIPS = {
     "pickle": lambda error: pickle.loads(pickle.dumps(error)),
@@ -100,7 +101,10 @@ def test_every_exception_of_the_package_survives_pickling():
         if "ingraph" not in file.parts and file.stem != "__main__":  # TensorFlow takes seconds to import
             with contextlib.suppress(ImportError):  # an extra is missing
                 importlib.import_module(".".join(file.with_suffix("").parts))
-    made = {vecenv.SharedMemoryFull: vecenv.SharedMemoryFull("m", needed_bytes=3)}
+    made = {
+        vecenv.SharedMemoryFull: vecenv.SharedMemoryFull("m", needed_bytes=3),
+        BadMessage: BadMessage("worker 1", "a line of a log"),
+    }
     kinds = [kind for kind in subclasses_of(Exception) if kind.__module__.startswith("vecenv")]
     for kind in kinds:
         error = made.get(kind) or kind("the message")

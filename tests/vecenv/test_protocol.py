@@ -21,8 +21,10 @@ import pytest
 import vecenv
 from tests.helpers import CountingEnv, process_exists, stop_process
 from tests.start_methods import METHODS
-from vecenv.workers import pipes, processes
+from vecenv.workers import handles, pipes
 from vecenv.workers import protocol as messages
+from vecenv.workers import worker as worker_module
+from vecenv.workers.messenger import DeadlinePassed, Messenger
 from vecenv.workers.protocol import Kind
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +36,7 @@ pytestmark = pytest.mark.timeout(60)
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
     """Makes every wait for a process that cannot be joined last longer than the tests may take."""
-    monkeypatch.setattr(processes, "END_S", 3600.0)
+    monkeypatch.setattr(handles, "END_S", 3600.0)
 
 
 class HeavyEnv(CountingEnv):
@@ -262,9 +264,7 @@ def test_an_argument_that_is_too_large_is_rejected_before_anything_is_sent(low_l
 
 
 def test_the_text_of_an_error_is_shortened(low_limit, monkeypatch):
-    from vecenv.workers import worker
-
-    monkeypatch.setattr(worker, "MAX_TEXT", 10_000)
+    monkeypatch.setattr(worker_module, "MAX_TEXT", 10_000)
     with vecenv.AsyncVectorEnv([lambda i=i: Talkative(i, 100) for i in range(4)], **low_limit) as envs:
         envs.reset()
         envs.step([1] * 4)
@@ -365,6 +365,36 @@ def test_a_channel_reassembles_messages_from_pieces_of_any_size():
         with pytest.raises(EOFError):
             channel.take()
     channel.close()
+
+
+def test_every_kind_is_a_reply_or_has_a_record_of_its_command():
+    assert messages.COMMANDS.keys() == set(Kind) - messages.REPLIES
+    assert all(command.kind == kind for kind, command in messages.COMMANDS.items())
+
+
+def test_a_worker_answers_an_unknown_command_with_an_error():
+    ours, theirs = multiprocessing.Pipe()
+    channel = pipes.Channel(ours)
+    with theirs:
+        channel.put(messages.FRAME.pack(messages.HEADER_SIZE, 99, 7))
+        channel.put(messages.short_frame(Kind.CLOSE, 0))
+        worker_module.CommandServer(theirs, None).serve(pipes.Waiter([theirs], spin=False))
+        kind, slot, payload = channel.take()
+        reply = messages.decode(payload)
+        assert (kind, slot, reply.doing) == (Kind.ERROR, 7, "command 99")
+        assert "99 is not the kind of a command" in reply.traceback
+        assert channel.take() == (Kind.READY, 0, None)
+    channel.close()
+
+
+def test_the_time_that_the_parent_works_between_two_waits_counts_towards_its_timeout(monkeypatch):
+    """Unpickling a large reply takes long. It is no suspension, after which the wait would start again."""
+    now = 100.0
+    monkeypatch.setattr(pipes.time, "monotonic", lambda: now)
+    deadline = pipes.Deadline(1.0)
+    now += 5.0
+    with pytest.raises(DeadlinePassed):
+        next(Messenger([], spin=False).messages(deadline))
 
 
 MAIN = """

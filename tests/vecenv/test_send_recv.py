@@ -1,8 +1,11 @@
 """Tests of send and recv: partial batches in the order in which envs finish."""
 
+import array
+import fcntl
 import multiprocessing
 import os
 import select
+import termios
 import threading
 
 import gymnasium as gym
@@ -18,6 +21,7 @@ import vecenv
 from tests.helpers import CountingEnv, SampledEnv, any_space_at_all, assert_same, counting_fns
 from tests.vecenv.test_sync_vector_env import MODES
 from vecenv.rows.infos import split_infos
+from vecenv.workers.protocol import FRAME
 
 BOTH = [vecenv.SyncVectorEnv, vecenv.AsyncVectorEnv]
 
@@ -201,6 +205,16 @@ def test_timeouts_expire_after_messages_that_had_to_wait_for_room_in_a_pipe(tmp_
             envs.step_wait(timeout=0.2)
         too_late.cancel()
         envs.close(terminate=True)
+
+
+def test_recv_returns_every_result_that_has_arrived():
+    with vecenv.AsyncVectorEnv(counting_fns(5, 50), num_workers=1) as envs:
+        envs.reset()
+        envs.send([0] * 5)
+        arrived = array.array("i", [0])
+        while arrived[0] < 5 * FRAME.size:
+            fcntl.ioctl(envs._pool.workers[0].channel.fileno(), termios.FIONREAD, arrived)
+        assert sorted(envs.recv(1).env_ids) == [0, 1, 2, 3, 4]
 
 
 def test_hundreds_of_sends_before_a_recv_do_not_deadlock():

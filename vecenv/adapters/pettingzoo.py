@@ -30,6 +30,7 @@ from vecenv.rows.messages import StepObjects
 from vecenv.rows.observations import as_float32
 from vecenv.tree import Path
 from vecenv.vector.async_vector_env import AsyncVectorEnv
+from vecenv.workers.protocol import BatchCommandType
 
 __all__ = ["AgentRows", "NamedParallelEnv", "ParallelVectorEnv"]
 
@@ -174,12 +175,14 @@ class AgentRows:
 class JointVectorEnv(AsyncVectorEnv):
     """The vector env of joint envs. If a restarted worker cuts an episode, it marks the agents as truncated."""
 
-    def _finish_with(self, assemble: Callable[[int, StepObjects], Result], timeout: float | None) -> Result:
+    def _finish_with(
+        self, command: BatchCommandType, assemble: Callable[[int, StepObjects], Result], timeout: float | None
+    ) -> Result:
         def marked(slot: int, objects: StepObjects) -> Result:
             self._truncate_agents_of_cut_episodes()  # before `assemble` copies the observations
             return assemble(slot, objects)
 
-        return super()._finish_with(marked, timeout)
+        return super()._finish_with(command, marked, timeout)
 
     def _truncate_agents_of_cut_episodes(self) -> None:
         """Marks the agents of envs whose episodes a restarted worker cut as truncated.

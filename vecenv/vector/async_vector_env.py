@@ -27,7 +27,7 @@ from vecenv.vector.vector_env import FAILED_GRACE_S, ObservationMode, PooledVect
 from vecenv.workers.local_pool import LocalPool
 from vecenv.workers.pool import Pool, spread
 from vecenv.workers.process_pool import ProcessPool
-from vecenv.workers.protocol import CallCommand, Kind
+from vecenv.workers.protocol import CALL, RESET, STEP, CallCommand
 
 CLOSE_GRACE_S = 5.0  # how long close() waits for workers to exit before it kills them
 
@@ -175,7 +175,7 @@ class AsyncVectorEnv(PooledVectorEnv):
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """Waits at most `timeout` seconds for the envs; returns observations and infos."""
         self._assert_pending(State.RESET)
-        return self._finish_with(self._results.after_reset, timeout)
+        return self._finish_with(RESET, self._results.after_reset, timeout)
 
     def step_async(self, actions: Any) -> None:
         """Begins the step whose results `step_wait` returns."""
@@ -184,19 +184,19 @@ class AsyncVectorEnv(PooledVectorEnv):
     def step_wait(self, timeout: float | None = None) -> StepResult:
         """Waits at most `timeout` seconds for the envs; returns the result of `step`."""
         self._assert_pending(State.STEP)
-        return self._finish_with(self._results.after_step, timeout)
+        return self._finish_with(STEP, self._results.after_step, timeout)
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
         """Begins the call whose results `call_wait` returns."""
         self._assert_idle("call")
         if name in ("reset", "step", "close"):
             raise ValueError(f"Trying to call function `{name}` with `call`, use `{name}` directly instead.")
-        self._begin(Kind.CALL, 0, [CallCommand(name, args, kwargs)] * len(self._pool.ranges), State.CALL)
+        self._begin(CALL, 0, [CallCommand(name, args, kwargs)] * len(self._pool.ranges), State.CALL)
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Waits at most `timeout` seconds for the call that `call_async` began; returns one result per env."""
         self._assert_pending(State.CALL)
-        results = tuple(result for reply in self._finish(timeout) for result in reply)
+        results = tuple(result for reply in self._finish(CALL, timeout) for result in reply)
         self._state = State.IDLE
         return results
 

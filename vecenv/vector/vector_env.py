@@ -29,8 +29,23 @@ from vecenv.tree import Path
 from vecenv.vector.actions import ActionWriter
 from vecenv.vector.results import PartialBatch, ResultAssembler, StepResult
 from vecenv.vector.saved_rows import check_states, row_of, row_types, write_row
-from vecenv.workers.pool import Failed, NotSent, Pool, RowsLate
-from vecenv.workers.protocol import ApplyCommand, CallCommand, Kind, SetAttrCommand
+from vecenv.workers.pool import CommandFailed, NotSent, Pool, RowsLate
+from vecenv.workers.protocol import (
+    APPLY,
+    CALL,
+    GET_STATE,
+    RESET,
+    SET_ATTR,
+    SET_STATE,
+    STEP,
+    ApplyCommand,
+    BatchCommandType,
+    CallCommand,
+    P,
+    R,
+    RowsCommandType,
+    SetAttrCommand,
+)
 
 FAILED_GRACE_S = 2.0  # how long the envs that were built may take to close when the construction fails
 
@@ -59,7 +74,7 @@ class State(Enum):
 
 
 # Looking up members of an Enum takes 50 ns, which matters in each step of cheap envs.
-_IDLE, _STEP, _BROKEN, _KIND_STEP = State.IDLE, State.STEP, State.BROKEN, Kind.STEP
+_IDLE, _STEP, _BROKEN = State.IDLE, State.STEP, State.BROKEN
 
 
 _not_forkable: weakref.WeakSet[PooledVectorEnv] = weakref.WeakSet()
@@ -162,12 +177,12 @@ class PooledVectorEnv(VectorEnv):
         """Resets every env, or the envs in `options["reset_mask"]`; returns observations and infos."""
         self._assert_idle("reset")
         self._begin_reset(self._next_slot(), seed, options)
-        return self._finish_with(self._results.after_reset, None)
+        return self._finish_with(RESET, self._results.after_reset, None)
 
     def step(self, actions: Any) -> StepResult:
         """Steps every env; returns observations, float64 rewards[N], bool terminated[N] and truncated[N], infos."""
         self._begin_step(actions, self._next_slot())
-        return self._finish_with(self._results.after_step, None)
+        return self._finish_with(STEP, self._results.after_step, None)
 
     def _begin_step(self, actions: Any, slot: int) -> None:
         if self._state is not _IDLE:
@@ -175,18 +190,22 @@ class PooledVectorEnv(VectorEnv):
         if self._autoreset_disabled:
             self._assert_not_over(range(self.num_envs))
         unfit = self._actions.put(actions, slot)
-        self._begin(_KIND_STEP, slot, None if unfit is None else self._split(unfit), _STEP)
+        self._begin(STEP, slot, None if unfit is None else self._split(unfit), _STEP)
 
-    def _finish_with(self, assemble: Callable[[int, StepObjects], Result], timeout: float | None) -> Result:
+    def _finish_with(
+        self, command: BatchCommandType, assemble: Callable[[int, StepObjects], Result], timeout: float | None
+    ) -> Result:
         """Waits for the step or the reset in progress; returns its assembled result."""
-        replies = self._finish(timeout)
+        replies = self._finish(command, timeout)
         slot = self._slot = self._pending_slot
         self._has_batch = True
-        if len(replies) == 1:
+        if not any(replies):  # most steps of most envs
+            objects = NO_OBJECTS
+        elif len(replies) == 1:
             objects = replies[0] or NO_OBJECTS
         else:
-            parts = [(run.low, part) for run, part in zip(self._pool.ranges, replies, strict=True) if part]
-            objects = combined(parts) if parts else NO_OBJECTS
+            parts = ((run.low, part) for run, part in zip(self._pool.ranges, replies, strict=True) if part)
+            objects = combined(parts)
         try:
             result = assemble(slot, objects)
         except MemoryError as error:
@@ -201,7 +220,7 @@ class PooledVectorEnv(VectorEnv):
         """
         self._assert_idle("reset")
         self._begin_reset(slot, seed, None)
-        return self._finish_with(lambda _, objects: objects, timeout)
+        return self._finish_with(RESET, lambda _, objects: objects, timeout)
 
     def _begin_reset(self, slot: int, seed: Seeds, options: dict[str, Any] | None) -> None:
         seeds = seed_of_each(seed, self.num_envs)
@@ -215,7 +234,7 @@ class PooledVectorEnv(VectorEnv):
             ResetCommand(seeds[run.rows], options, None if mask is None else mask[run.rows])
             for run in self._pool.ranges
         ]
-        self._begin(Kind.RESET, slot, commands, State.RESET)
+        self._begin(RESET, slot, commands, State.RESET)
 
     def step_slot(self, slot: int, actions: Any, *, timeout: float | None = None) -> StepObjects:
         """Steps the envs as `step` does and writes the batch to `slot`; returns objects not stored in memory.
@@ -223,35 +242,35 @@ class PooledVectorEnv(VectorEnv):
         Waits at most `timeout` seconds for worker processes.
         """
         self._begin_step(actions, slot)
-        return self._finish_with(lambda _, objects: objects, timeout)
+        return self._finish_with(STEP, lambda _, objects: objects, timeout)
 
-    def _begin(self, kind: Kind, slot: int, payloads: Sequence[Any] | None, state: State) -> None:
+    def _begin(self, command: RowsCommandType[P, R], slot: int, payloads: Sequence[P] | None, state: State) -> None:
         """Sends a command. If it cannot be encoded, nothing changes."""
         self._state = _BROKEN  # an interrupt may leave half a message in a pipe
         try:
-            self._pool.begin(kind, slot, payloads)
+            self._pool.begin(command, slot, payloads)
         except NotSent as error:
             self._state = _IDLE
             raise error.args[0] from None
         self._state, self._pending_slot = state, slot
 
-    def _finish(self, timeout: float | None) -> list[Any]:
+    def _finish(self, command: RowsCommandType[P, R], timeout: float | None) -> list[R]:
         """Waits for the command in progress; returns one reply per range. The caller sets the state to IDLE.
 
         Until then, the vector env is broken: an interrupt leaves replies that nobody reads, or loses their results.
         """
         self._state = _BROKEN
-        replies = self._pool.finish(timeout)
-        for reply in replies:
-            if reply is not None and type(reply) is Failed:
-                self._state = _IDLE
-                raise reply.error
-        return replies
+        try:
+            return self._pool.finish(command, timeout)
+        except CommandFailed as failed:
+            (error,) = failed.args
+        self._state = _IDLE
+        raise error  # out here, so that it keeps its own cause and context
 
-    def _run(self, kind: Kind, payloads: Sequence[Any] | None, slot: int = 0) -> list[Any]:
+    def _run(self, command: RowsCommandType[P, R], payloads: Sequence[P] | None) -> list[R]:
         """Runs a command; returns one reply per range."""
-        self._begin(kind, slot, payloads, State.CALL)
-        replies = self._finish(None)
+        self._begin(command, 0, payloads, State.CALL)
+        replies = self._finish(command, None)
         self._state = _IDLE
         return replies
 
@@ -329,7 +348,7 @@ class PooledVectorEnv(VectorEnv):
         later. Only the frames of `render` are always copies.
         """
         self._assert_idle("call")
-        replies = self._run(Kind.CALL, [CallCommand(name, args, kwargs)] * len(self._pool.ranges))
+        replies = self._run(CALL, [CallCommand(name, args, kwargs)] * len(self._pool.ranges))
         return tuple(result for reply in replies for result in reply)
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
@@ -346,14 +365,14 @@ class PooledVectorEnv(VectorEnv):
         if isinstance(self.env_fns, Batched):  # here, because a worker sees only the values of its own envs
             check_equal(name, values)
         self._assert_idle("set_attr")
-        self._run(Kind.SET_ATTR, [SetAttrCommand(name, values[run.rows]) for run in self._pool.ranges])
+        self._run(SET_ATTR, [SetAttrCommand(name, values[run.rows]) for run in self._pool.ranges])
 
     def apply(self, function: Callable[[gym.Env], Any], env_ids: Sequence[int] | None = None) -> list[Any]:
         """Calls `function(env)` in the process of each env, for `env_ids` or all envs; returns the results in order."""
         ids = _checked_ids(env_ids, self.num_envs)
         self._assert_idle("apply")
         rows = [[i - run.low for i in ids if run.low <= i < run.high] for run in self._pool.ranges]
-        replies = self._run(Kind.APPLY, [ApplyCommand(function, some) for some in rows])
+        replies = self._run(APPLY, [ApplyCommand(function, some) for some in rows])
         results: dict[int, Any] = {}
         for run, some, reply in zip(self._pool.ranges, rows, replies, strict=True):
             results.update((run.low + row, result) for row, result in zip(some, reply, strict=True))
@@ -375,7 +394,7 @@ class PooledVectorEnv(VectorEnv):
         """
         self._assert_idle("get_state")
         types = row_types(self.autoreset_mode.value, self.arrays, self._results.object_leaves)
-        replies = self._run(Kind.GET_STATE, None)
+        replies = self._run(GET_STATE, None)
         states = [state for reply in replies for state in reply]
         rows: list[dict[str, Any] | None] = [None] * self.num_envs
         if self._has_batch:
@@ -398,8 +417,8 @@ class PooledVectorEnv(VectorEnv):
         leaves = self._results.object_leaves
         check_states(states, self.num_envs, row_types(self.autoreset_mode.value, self.arrays, leaves))
         has_batch = states[0]["row"] is not None
-        self._begin(Kind.SET_STATE, slot, [states[run.rows] for run in self._pool.ranges], State.CALL)
-        self._finish(None)  # the newest batch stays if an env rejects its state
+        self._begin(SET_STATE, slot, [states[run.rows] for run in self._pool.ranges], State.CALL)
+        self._finish(SET_STATE, None)  # the newest batch stays if an env rejects its state
         for i, state in enumerate(states if has_batch else ()):
             # Owner: the caller, all rows of `slot`, because the envs have been restored.
             write_row(self.arrays, leaves, i, slot, state["row"])

@@ -17,10 +17,8 @@ from vecenv.rows.batch_rows import BatchRows, make_rows
 from vecenv.rows.batched import Batched
 from vecenv.rows.copies import copiers
 from vecenv.rows.messages import EnvDescription, RowsOptions, StepObjects, combined
-from vecenv.workers.pool import EnvRange, Failed, NotSent, Pool
-from vecenv.workers.protocol import BETWEEN_STEPS, Kind, carry_out
-
-_STEP = Kind.STEP  # looking up a member of an Enum takes 50 ns
+from vecenv.workers.pool import CommandFailed, EnvRange, NotSent, Pool
+from vecenv.workers.protocol import CALL, RESET, SET_ATTR, SET_STATE, STEP, P, R, RowsCommandType
 
 
 class LocalPool(Pool):
@@ -36,7 +34,7 @@ class LocalPool(Pool):
         self._env_fns, self._options = env_fns, options
         self._rows: Any = None  # `Rows` once started
         self._has_reset = False  # whether an env may be in the middle of an episode
-        self._command: tuple[Kind, int, Any] = (Kind.APPLY, 0, None)  # for `finish`
+        self._pending: tuple[int, Any] = (0, None)  # the slot and the payload of the command that was begun
         self._sent: deque[tuple[int, list[tuple[int, Any]]]] = deque()  # slots and orders that are not yet stepped
 
     @property
@@ -53,30 +51,29 @@ class LocalPool(Pool):
         self._rows.bind(block.views(layout))
         return block
 
-    def begin(self, kind: Kind, slot: int = 0, payloads: Sequence[Any] | None = None) -> None:
-        payload = None
+    def begin(self, command: RowsCommandType[P, R], slot: int = 0, payloads: Sequence[P] | None = None) -> None:
+        payload: Any = None
         if payloads is not None:
             payload = payloads[0]
-            if kind is _STEP:
+            if command is STEP:
                 payload = _copy(payload)
-            elif self._options.own_copies and kind in (Kind.RESET, Kind.CALL, Kind.SET_ATTR):
+            elif self._options.own_copies and command in (RESET, CALL, SET_ATTR):
                 # Owner: the arguments belong to the caller again, as after they have been sent to workers.
                 payload = copiers([payload])[0]()
-        self._command = kind, slot, payload
+        self._pending = slot, payload
 
-    def finish(self, timeout: float | None = None) -> list[Any]:
-        kind, slot, payload = self._command
-        rows = self._rows
+    def finish(self, command: RowsCommandType[P, R], timeout: float | None = None) -> list[R]:
+        (slot, payload), rows = self._pending, self._rows
         try:
-            if kind is _STEP:
+            if command is STEP:
                 return [rows.step(slot, payload)]
-            self._has_reset = self._has_reset or kind in (Kind.RESET, Kind.SET_STATE)
-            return [carry_out(rows, kind, slot, payload)]
+            self._has_reset = self._has_reset or command in (RESET, SET_STATE)
+            return [command.carry_out(rows, slot, payload)]
         except Exception as error:
             # A `Batched` raises ResetNeeded before it steps any env.
             too_early = isinstance(error, ResetNeeded) and (isinstance(rows, BatchRows) or not self._has_reset)
-            if kind in BETWEEN_STEPS or too_early:
-                return [Failed(error)]
+            if command.between_steps or too_early:
+                raise CommandFailed(error) from None
             raise
 
     def send_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> None:
@@ -102,7 +99,9 @@ class LocalPool(Pool):
                 self._rows.close()
             except Exception as error:  # as with workers, what the envs have done is not lost
                 logger.warn(f"an env raised in close():\n{''.join(traceback.format_exception(error))}")
-            self._rows = None  # now, because Ctrl-C may interrupt an env's close(), and another call closes the rest
+            self._rows = (
+                None  # only now: Ctrl-C may interrupt an env's close(), and the next call closes the other envs
+            )
 
 
 def _copy(actions: Any) -> Any:

@@ -138,13 +138,13 @@ class Channel:
                 head = self._socket.recv(_FRAME_SIZE - len(self._head), _AT_ONCE)
             except BlockingIOError:
                 return None
-            if not head:
-                raise EOFError("the other end of the pipe was closed")
-            if self._head:
-                head, self._head = self._head + head, b""
             if len(head) < _FRAME_SIZE:
-                self._head = head
-                return None
+                if not head:
+                    raise EOFError("the other end of the pipe was closed")
+                self._head += head
+                if len(self._head) < _FRAME_SIZE:
+                    return None
+                head, self._head = self._head, b""
             length, kind, slot = _unpack(head)
             if length < HEADER_SIZE or kind not in REPLIES:  # before waiting for a body that may never come
                 raise BadFrame(f"bytes that are not a reply (length {length}, kind {kind})")
@@ -184,17 +184,31 @@ class Deadline:
 
     Ctrl-Z, `docker pause` and `scontrol suspend` stop all processes of a job, but not the clock. Waits are therefore
     divided into slices. After a slice that ends late, the wait starts again.
+
+    With `extensible`, `extend` moves the deadline. As in Gymnasium, the timeout of a step, a reset or a call limits the
+    wait for the first byte of a message, so that a large message that has begun to move can arrive whole.
     """
 
-    def __init__(self, seconds: float):
-        self._seconds = seconds
+    def __init__(self, seconds: float, *, extensible: bool = False):
+        self._seconds, self._extensible = seconds, extensible
         self._due = time.monotonic()  # when the clock should be read next, at the latest
         self._end = self._due + seconds
 
+    def resume(self) -> None:
+        """Begins to wait again. The time since the last wait was this process's own work, not a suspension."""
+        self._due = time.monotonic()
+
+    def restart(self) -> None:
+        """Leaves the full number of seconds from now on, and extends the deadline."""
+        self._due = time.monotonic()
+        self._end = self._due + self._seconds
+        self.extend()
+
     def extend(self) -> None:
-        """Leaves at least a second from now, because data has just moved: the other process is answering."""
-        self._seconds = max(self._seconds, SLICE_S)
-        self._end = max(self._end, time.monotonic() + SLICE_S)
+        """Leaves at least a second from now on, if the deadline is extensible."""
+        if self._extensible:
+            self._seconds = max(self._seconds, SLICE_S)
+            self._end = max(self._end, time.monotonic() + SLICE_S)
 
     def slice(self) -> float:
         """Returns for how many seconds to wait before the next call; 0 if the deadline has passed."""
@@ -214,22 +228,22 @@ class Waiter:
     """
 
     def __init__(self, sources: Sequence[HasFileno | int], *, spin: bool):
-        self._numbers = [source if isinstance(source, int) else source.fileno() for source in sources]
-        self._index = {number: index for index, number in enumerate(self._numbers)}
+        numbers = [source if isinstance(source, int) else source.fileno() for source in sources]
+        self._index = {number: index for index, number in enumerate(numbers)}
         # One poll object is reused: multiprocessing's own wait() builds a selector on each call.
         self._poll = select.poll()
-        for number in self._numbers:
+        for number in numbers:
             self._poll.register(number, select.POLLIN)
         self._spin_s = SPIN_S if spin and hasattr(os, "sched_yield") else 0.0
 
-    def watch_for_room(self, index: int, wanted: bool) -> None:
-        """Sets whether source `index` also counts as ready when it can be written to."""
-        self._poll.modify(self._numbers[index], select.POLLIN | (select.POLLOUT if wanted else 0))
+    def watch_for_room(self, source: HasFileno, wanted: bool) -> None:
+        """Sets whether a source also counts as ready when it can be written to."""
+        self._poll.modify(source, select.POLLIN | (select.POLLOUT if wanted else 0))
 
-    def forget(self, index: int) -> None:
-        """Ignores source `index` from now on. May be called twice."""
+    def forget(self, source: HasFileno | int) -> None:
+        """Ignores a source from now on. May be called twice."""
         with contextlib.suppress(KeyError):
-            self._poll.unregister(self._numbers[index])
+            self._poll.unregister(source)
 
     def ready(self, deadline: Deadline | None = None) -> list[int]:
         """Returns the indices of the sources that are ready; none if the deadline has passed."""

@@ -12,7 +12,7 @@ from typing import Any
 from vecenv.memory.block import Block
 from vecenv.memory.layout import Layout
 from vecenv.rows.messages import EnvDescription, StepObjects
-from vecenv.workers.protocol import Kind
+from vecenv.workers.protocol import P, R, RowsCommandType
 
 
 @dataclass(frozen=True)
@@ -41,15 +41,12 @@ def spread(num_envs: int, num_workers: int, at_most: int | None = None) -> list[
     return [EnvRange(w, num_envs * w // num_workers, num_envs * (w + 1) // num_workers) for w in range(num_workers)]
 
 
-@dataclass(frozen=True)
-class Failed:
-    """The reply to a command that failed without leaving an env in an unknown state: the error to raise."""
-
-    error: Exception
-
-
 class NotSent(Exception):
     """A command that was not sent, because its payload cannot be encoded. Its argument is the error to raise."""
+
+
+class CommandFailed(Exception):
+    """A command between steps that failed. All envs can still be used. Its argument is the error to raise."""
 
 
 class RowsLate(multiprocessing.TimeoutError):
@@ -60,8 +57,9 @@ class Pool(ABC):
     """The rows of all envs of a vector env, in ranges that are stepped independently of each other.
 
     No other command is legal between `begin` and `finish`, or between `send_rows` and the `receive_rows` that returns
-    the last of these rows. If a method raises anything but `NotSent` or `RowsLate`, envs may be in an unknown state, or
-    replies may be pending that nobody will read: only `close` is legal then. The vector env enforces these rules.
+    the last of these rows. If a method raises anything but `NotSent`, `CommandFailed` or `RowsLate`, envs may be in an
+    unknown state, or replies may be pending that nobody will read: only `close` is legal then. The vector env enforces
+    these rules.
 
     Attributes:
         ranges: The envs of each worker, in order. A pool without workers has one range.
@@ -86,18 +84,22 @@ class Pool(ABC):
         """
 
     @abstractmethod
-    def begin(self, kind: Kind, slot: int = 0, payloads: Sequence[Any] | None = None) -> None:
-        """Sends a command to all rows, with one payload per range or none. If one cannot be encoded, sends nothing."""
+    def begin(self, command: RowsCommandType[P, R], slot: int = 0, payloads: Sequence[P] | None = None) -> None:
+        """Sends a command to all rows, with one payload per range or none.
+
+        Raises NotSent if a payload cannot be encoded. Nothing was sent then.
+        """
 
     @abstractmethod
-    def finish(self, timeout: float | None = None) -> list[Any]:
-        """Waits at most `timeout` seconds for the command; returns one reply or `Failed` per range.
+    def finish(self, command: RowsCommandType[P, R], timeout: float | None = None) -> list[R]:
+        """Waits at most `timeout` seconds for the command that was begun; returns one reply per range.
 
         The slot of a step or a reset belongs to the caller from here on.
 
         Raises:
-            EnvError: If an env has failed in a step or a reset; raised at once. After other commands, which leave no
-                env in the middle of a step, the error is returned as `Failed` when all workers have replied.
+            EnvError: If an env has failed in a step or a reset; raised at once.
+            CommandFailed: If a command has failed that leaves no env in the middle of a step; raised when all workers
+                have replied.
             WorkerDied: If a process dies; raised at once.
             multiprocessing.TimeoutError: If a reply is missing after `timeout` seconds.
         """

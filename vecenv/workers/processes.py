@@ -1,85 +1,37 @@
-"""Handles to worker processes; functions that start them, report how one ended, and reliably shut all of them down."""
+"""Starting the worker processes of a vector env, and reliably shutting all of them down."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import multiprocessing
-import os
-import signal
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import wait
-from multiprocessing.process import BaseProcess
 from typing import Any
 
 import gymnasium as gym
 from gymnasium import logger
 from gymnasium.envs.registration import EnvSpec
 
-from vecenv.errors import VecEnvError, WorkerDied
-from vecenv.workers import launch
+from vecenv.errors import SharedMemoryFull, VecEnvError, WorkerDied
+from vecenv.rows.batched import Batched
+from vecenv.rows.messages import RowsOptions
+from vecenv.workers import handles, launch
 from vecenv.workers import worker as worker_module
+from vecenv.workers.handles import WorkerHandle, sentinel_of
+from vecenv.workers.launch import check_not_daemonic, start_method
+from vecenv.workers.logs import log_settings
+from vecenv.workers.messenger import BadMessage, DeadlinePassed, Messenger, WorkerGone
 from vecenv.workers.pickling import dumps, picklable
-from vecenv.workers.pipes import BadFrame, Channel, Deadline, Waiter
+from vecenv.workers.pipes import BadFrame, Channel, Deadline
 from vecenv.workers.pool import EnvRange
-from vecenv.workers.protocol import Build, Kind, StartCommand, decode, encode
+from vecenv.workers.protocol import ERROR, Build, Kind, Message, StartCommand, decode, encode
 
 REMEDY = (
     "Create it inside the function, so that each env has its own. num_workers=0 and context='fork' do not pickle "
     "functions."
 )
-END_S = 1.0  # time for the system to end a killed process and to report its exit code
-
-
-@dataclass(frozen=True)
-class Worker(EnvRange):
-    """The parent's handle to one worker process, which owns the envs `low:high`.
-
-    `sentinel` becomes ready when the process ends. It is a pidfd where the system has one: multiprocessing's own
-    sentinel stays silent while a child of the worker lives, and fires when the fork server dies.
-    """
-
-    process: BaseProcess
-    channel: Channel
-    sentinel: int
-
-    def __str__(self) -> str:
-        return f"worker {self.index} (envs {self.low}:{self.high})"
-
-    def kill(self) -> None:
-        """Ends the process at once."""
-        if self.sentinel == self.process.sentinel:
-            self.process.kill()
-        else:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self.sentinel, signal.SIGKILL)
-
-
-def how_it_ended(process: BaseProcess) -> str:
-    """Returns a phrase that says how a process ended, and the usual cause."""
-    code = _exit_code(process)
-    if code is None:
-        return "closed its pipe but is still running"
-    if code >= 0:
-        return f"exited with code {code} (os._exit or a crash; its own output may say more)"
-    name = signal.Signals(-code).name
-    reason = {
-        "SIGKILL": "often because memory ran out: lower num_envs or free memory",
-        "SIGSEGV": "a crash in native code of the env",
-        "SIGABRT": "a failed check in native code of the env",
-        "SIGBUS": "often a full /dev/shm",
-    }.get(name, "sent from outside")
-    return f"was killed by {name} ({reason})"
-
-
-def _exit_code(process: BaseProcess) -> int | None:
-    """Joins a process that has ended and returns its exit code; None if it is still running."""
-    # This reads the code first, because join() waits for a pipe that children of the process may hold open.
-    if process.exitcode is None:
-        process.join(timeout=END_S)
-    process.join(timeout=0)  # once the code is known, this only makes multiprocessing forget the process
-    return process.exitcode
 
 
 def foreign_specs() -> list[EnvSpec]:
@@ -98,7 +50,7 @@ def _refusing(spec: EnvSpec) -> EnvSpec:
     try:
         dumps(spec, REMEDY, {f"the spec of {spec.id!r}": spec})
     except TypeError as error:
-        return EnvSpec(spec.id, functools.partial(_refuse, str(error)))
+        return EnvSpec(spec.id, partial(_refuse, str(error)))
     return spec
 
 
@@ -106,109 +58,145 @@ def _refuse(message: str, **_: Any) -> gym.Env:
     raise VecEnvError(message)
 
 
-def start_worker(
-    run: EnvRange, others: Sequence[Worker], *, method: str, daemon: bool, spin: bool, inherited_build: Build | None
-) -> Worker:
-    """Starts the process of one worker, which then waits for the message START; `others` are the existing workers.
+class WorkerStarter:
+    """Starts the workers of one vector env, and holds what each of them builds."""
 
-    `inherited_build` is for a process that is forked from this one, and None otherwise; see `StartCommand`.
+    def __init__(
+        self,
+        env_fns: Sequence[Callable] | Batched,
+        ranges: Sequence[EnvRange],
+        options: RowsOptions,
+        worker_init: Callable[[], object] | None,
+        *,
+        context: str | None,
+        daemon: bool,
+        spin: bool,
+    ):
+        check_not_daemonic()
+        self._method, self._daemon, self._spin = start_method(context), daemon, spin
+        # What each worker builds: pickled, or as objects that a fork inherits. The data of its closures may be large.
+        self._pickled: dict[int, bytes] = {}
+        self._inherited: dict[int, Build] = {}
+        forks = self._method == "fork"
+        specs, logs = ([], None) if forks else (foreign_specs(), log_settings())
+        for run in ranges:
+            how = replace(options, own_copies=run.high - run.low > 1)  # the envs of a worker share this pickle
+            build = Build(logs, worker_init, partial(worker_module.build_rows, specs, env_fns[run.rows], run.low, how))
+            if forks:
+                self._inherited[run.index] = build
+            else:
+                # One pickle, so that objects that both use, such as globals of a script, stay the same objects.
+                self._pickled[run.index] = dumps(build, REMEDY, _parts(env_fns, run, worker_init))
 
-    Raises WorkerDied if the process ends before it has started.
-    """
-    ours, theirs = multiprocessing.Pipe(duplex=True)
-    channel = Channel(ours)
-    # A fork copies the parent's ends of all pipes. With forkserver and spawn, a worker receives only its own end.
-    inherited = [*(worker.channel for worker in others), channel] if method == "fork" else []
-    name, arguments = f"vecenv-worker-{run.index}", (theirs, inherited, spin, inherited_build)
-    try:
-        process = launch.start_process(method, worker_module.run, arguments, name=name, daemon=daemon)
-    except BaseException as error:
-        channel.close()
-        if not isinstance(error, (OSError, EOFError)):
-            raise
-        raise WorkerDied(
-            f"worker {run.index} (envs {run.low}:{run.high}) ended during startup ({type(error).__name__}: {error}). "
-            "It was killed from outside, or the system cannot create another process or file, or lacks the memory: "
-            "lower num_workers, or raise the limits that `ulimit -u`, `ulimit -n` and `ulimit -v` show."
-        ) from error
-    finally:
-        theirs.close()
-    return Worker(run.index, run.low, run.high, process, channel, sentinel_of(process))
+    def start(self, run: EnvRange, others: Sequence[WorkerHandle]) -> WorkerHandle:
+        """Starts the process of one worker, which then waits for START; `others` are the existing workers.
+
+        Raises WorkerDied if the process ends before it has started.
+        """
+        ours, theirs = multiprocessing.Pipe(duplex=True)
+        channel = Channel(ours)
+        # A fork copies the parent's ends of all pipes. With forkserver and spawn, a worker receives only its own end.
+        inherited = [*(worker.channel for worker in others), channel] if self._method == "fork" else []
+        arguments = (theirs, inherited, self._spin, self._inherited.get(run.index))
+        try:
+            name = f"vecenv-worker-{run.index}"
+            process = launch.start_process(self._method, worker_module.run, arguments, name=name, daemon=self._daemon)
+        except BaseException as error:
+            channel.close()
+            if not isinstance(error, (OSError, EOFError)):
+                raise
+            raise WorkerDied(
+                f"worker {run.index} (envs {run.low}:{run.high}) ended during startup ({type(error).__name__}: "
+                f"{error}). It was killed from outside, or the system cannot create another process or file, or lacks "
+                "the memory: lower num_workers, or raise the limits that `ulimit -u`, `ulimit -n` and `ulimit -v` show."
+            ) from error
+        finally:
+            theirs.close()
+        return WorkerHandle(run.index, run.low, run.high, process, channel, sentinel_of(process))
+
+    def start_frame(self, index: int, next_step: list[int] | None = None, *, again: bool) -> bytes:
+        """Returns the frame of START for one worker. Without `again`, forgets the pickle; see `StartCommand`."""
+        pickled = self._pickled.get(index) if again else self._pickled.pop(index, None)
+        return encode(Kind.START, payload=StartCommand(launch.environment(), pickled, next_step))
+
+    def forget(self) -> None:
+        """Forgets what the workers build: none of them will be started again."""
+        self._pickled.clear()
+        self._inherited.clear()
 
 
-def start_frame(build: bytes | None, next_step: list[int] | None = None) -> bytes:
-    """Returns the frame of START; see `StartCommand` for the arguments."""
-    return encode(Kind.START, payload=StartCommand(launch.environment(), build, next_step))
+def _parts(env_fns: Sequence[Callable] | Batched, run: EnvRange, worker_init: Any) -> dict[str, Any]:
+    """Returns the functions that a worker receives, by name."""
+    if isinstance(env_fns, Batched):
+        return {"env_fns": env_fns, "worker_init": worker_init}
+    return {
+        **{f"env_fns[{run.low + i}]": env_fn for i, env_fn in enumerate(env_fns[run.rows])},
+        "worker_init": worker_init,
+    }
 
 
-def shut_down(workers: list[Worker], grace_s: float) -> None:
+def shut_down(workers: list[WorkerHandle], grace_s: float) -> None:
     """Asks every worker to exit, and kills the workers that still run after `grace_s` seconds (0: at once).
 
     Never blocks forever. Dead workers may be in the list, which is empty afterwards.
     """
     errors: list[str] = []
+    grace = Deadline(grace_s)
     if grace_s > 0:
-        _ask_to_close(workers, Deadline(grace_s), errors)
-    alive = [worker for worker in workers if not wait([worker.sentinel], timeout=0)]
+        _ask_to_close(workers, grace, errors)
+    alive = _running_after(workers, grace)
     for worker in alive:
         worker.kill()
-    waiting, deadline = {worker.sentinel for worker in alive}, Deadline(END_S)
-    while waiting and (left := deadline.slice()):
-        waiting -= set(wait(waiting, timeout=left))
+    _running_after(alive, Deadline(handles.END_S))
     while workers:
         worker = workers.pop()
-        with contextlib.suppress(OSError, EOFError, BadFrame):  # the end of the pipe, or half a message
-            _read_errors(worker, errors)
-        release(worker)
+        with contextlib.suppress(OSError, EOFError, BadFrame, SharedMemoryFull):  # the end of the pipe, half a message
+            while message := worker.channel.take():
+                _note_error(worker, message, errors)
+        worker.release()
     for error in errors:
         logger.warn(error)
 
 
-def _ask_to_close(workers: Sequence[Worker], deadline: Deadline, errors: list[str]) -> None:
-    """Sends CLOSE and waits for the processes to end; adds a warning for each env whose close() raised."""
-    waiter = Waiter([*(worker.channel for worker in workers), *(worker.sentinel for worker in workers)], spin=False)
-    running = set(range(len(workers)))
-    for i, worker in enumerate(workers):
-        with contextlib.suppress(OSError):  # it is already dead
-            waiter.watch_for_room(i, not worker.channel.put(encode(Kind.CLOSE)))
-    while running and (ready := waiter.ready(deadline)):
-        for source in ready:
-            i = source % len(workers)
-            if source >= len(workers):
-                running.discard(i)
-                waiter.forget(source)
-                continue
-            try:
-                waiter.watch_for_room(i, not workers[i].channel.flush())
-                # Stale replies are read too: a worker that blocks on writing one would never read CLOSE.
-                _read_errors(workers[i], errors)
-            except (OSError, EOFError, BadFrame):
-                waiter.forget(i)
+def _ask_to_close(workers: Sequence[WorkerHandle], deadline: Deadline, errors: list[str]) -> None:
+    """Sends CLOSE and reads messages until all pipes are closed; adds a warning for each env whose close() raised."""
+    messenger = Messenger(workers, spin=False)
+    open_pipes = {worker.index for worker in workers}
+
+    def forget(worker: WorkerHandle) -> None:
+        messenger.forget(worker)
+        open_pipes.discard(worker.index)
+
+    for gone in messenger.send([(worker, encode(Kind.CLOSE)) for worker in workers]):
+        forget(gone.worker)
+    while open_pipes and deadline.slice():
+        try:
+            # Stale replies are read too: a worker that blocks on writing one would never read CLOSE.
+            for worker, message in messenger.messages(deadline):
+                _note_error(worker, message, errors)
+        except (WorkerGone, BadMessage) as error:
+            forget(error.worker)
+        except (DeadlinePassed, SharedMemoryFull):
+            break
 
 
-def _read_errors(worker: Worker, errors: list[str]) -> None:
-    """Reads the messages that have arrived; adds a warning for each env whose close() raised."""
-    while message := worker.channel.take():
-        if message[0] == Kind.ERROR:
-            with contextlib.suppress(Exception):  # a failure that cannot be unpickled here
-                failure = decode(message[2])
-                if failure.doing == "close":
-                    errors.append(f"worker {worker.index}: an env raised in close():\n{failure.traceback}")
+def _note_error(worker: WorkerHandle, message: Message, errors: list[str]) -> None:
+    """Adds a warning if a message reports that an env's close() has raised."""
+    kind, _, payload = message
+    if kind == ERROR:
+        with contextlib.suppress(Exception):  # a reply that cannot be unpickled here
+            reply = decode(payload)
+            if reply.doing == "close":
+                errors.append(f"worker {worker.index}: an env raised in close():\n{reply.traceback}")
 
 
-def release(worker: Worker) -> None:
-    """Frees the descriptors that this process holds for a worker that has ended."""
-    worker.channel.close()
-    _exit_code(worker.process)
-    if worker.sentinel != worker.process.sentinel:
-        os.close(worker.sentinel)
-    if worker.process.exitcode is not None:
-        worker.process._popen.close()  # type: ignore[attr-defined]  # otherwise, descriptors stay open until garbage collection
-
-
-def sentinel_of(process: BaseProcess) -> int:
-    """Returns the sentinel of a process; see `Worker.sentinel`. If it is a pidfd, the caller must close it."""
-    if hasattr(os, "pidfd_open") and process.pid is not None:
-        with contextlib.suppress(OSError):  # not permitted, or the process is already gone
-            return os.pidfd_open(process.pid)
-    return process.sentinel
+def _running_after(workers: Sequence[WorkerHandle], deadline: Deadline) -> list[WorkerHandle]:
+    """Waits for the workers to end; returns those that still run when the deadline has passed."""
+    running = list(workers)
+    while running:
+        left = deadline.slice()
+        ended = wait([worker.sentinel for worker in running], timeout=left)
+        running = [worker for worker in running if worker.sentinel not in ended]
+        if not left:
+            break
+    return running

@@ -1,4 +1,4 @@
-"""The protocol between the parent and its workers: message kinds, payload types, and their encoding.
+"""The protocol between the parent and its workers: the commands, the types of their payloads, and the encoding.
 
 | message        | sender | payload                      | reply                           | worker is |
 |----------------|--------|------------------------------|---------------------------------|-----------|
@@ -15,14 +15,15 @@
 | CLOSE          | parent | nothing                      | READY; the worker exits         | any       |
 | READY          | worker | see above                    |                                 | busy      |
 | READY_ROWS     | worker | `RowsReply`                  |                                 | busy      |
-| ERROR          | worker | `Failure`                    |                                 | busy      |
+| ERROR          | worker | `ErrorReply`                 |                                 | busy      |
 
 A frame is a length (4 bytes), a kind (1 byte), a slot (4 bytes) and a pickled payload, or no payload. The length counts
 the bytes that follow it. STEP carries actions only if they do not fit in memory, so most steps are 9 bytes each way.
 
 Every reply echoes the slot of its command. In replies to STEP_ROWS, READY carries a row instead; rows that a worker
 steps in one call share one READY_ROWS. A worker is busy from the command to its reply. At most one command is in flight
-in a pipe, except that a pipe may hold one STEP_ROWS per row of the worker.
+in a pipe, except that a pipe may hold one STEP_ROWS per row of the worker. The constants START to SET_STATE, at the end
+of this module, say what carries out each command and whether an error in it breaks the vector env.
 
 Order: every row write precedes send(READY); the parent reads rows only after receiving it.
 Order: every action write precedes send(STEP or STEP_ROWS); the worker reads actions only after receiving it.
@@ -33,17 +34,17 @@ from __future__ import annotations
 import contextlib
 import pickle
 import struct
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import cloudpickle
 
 from vecenv.errors import MessageTooLarge
 from vecenv.memory.layout import Layout
-from vecenv.rows.messages import StepObjects
+from vecenv.rows.messages import EnvDescription, ResetCommand, StepObjects
 from vecenv.rows.rows import Rows
 from vecenv.workers.logs import LogSettings
 from vecenv.workers.pickling import dumps
@@ -79,13 +80,8 @@ class Kind(IntEnum):
     ERROR = 14
 
 
-REPLIES = frozenset(map(int, (Kind.READY, Kind.READY_ROWS, Kind.ERROR)))
-COMMANDS = tuple(kind for kind in Kind if kind not in REPLIES)
-
-BETWEEN_STEPS = frozenset(map(int, (Kind.CALL, Kind.APPLY, Kind.SET_ATTR, Kind.GET_STATE, Kind.SET_STATE)))
-"""Commands that leave no env in the middle of a step, so that an error in them does not break the vector env."""
-
-_WITH_SLOT = frozenset(map(int, (Kind.STEP, Kind.RESET, Kind.SET_STATE)))
+READY, READY_ROWS, ERROR = int(Kind.READY), int(Kind.READY_ROWS), int(Kind.ERROR)  # ints, as received in a frame
+REPLIES = frozenset((READY, READY_ROWS, ERROR))
 
 
 class Build(NamedTuple):
@@ -166,7 +162,7 @@ class RowsReply:
 
 
 @dataclass(frozen=True)
-class Failure:
+class ErrorReply:
     """An exception in a worker, as text: an exception of the env's own type may not survive pickling.
 
     Attributes:
@@ -182,6 +178,77 @@ class Failure:
     env: int | None
     doing: str
     refusal: str | None
+
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, eq=False)
+class CommandType(Generic[P, R]):
+    """A command of the table: `CommandType[payload, reply]`. A worker carries it out with its method of the same name.
+
+    Attributes:
+        kind: Its kind on the wire.
+        doing: What a worker does meanwhile, for messages: "construction", "step", "call".
+        between_steps: Whether the command leaves no env in the middle of a step. If so, an error in it does not break
+            the vector env, and is raised only after all workers have replied.
+    """
+
+    kind: Kind
+    doing: str
+    between_steps: bool = field(default=False, kw_only=True)
+
+
+@dataclass(frozen=True, eq=False)
+class RowsCommandType(CommandType[P, R]):
+    """A command to all rows, which `Pool.begin` accepts. The rows carry it out, in a worker or in this process.
+
+    Attributes:
+        carry_out: Calls the method of the rows: `carry_out(rows, slot, payload)`. Commands that write no rows ignore
+            the slot.
+    """
+
+    carry_out: Callable[[Rows, int, P], R]
+
+
+BatchCommandType = RowsCommandType[Any, StepObjects | None]
+"""RESET or STEP, which write a batch to a slot."""
+
+START = CommandType[StartCommand, EnvDescription](Kind.START, "construction")
+ATTACH = CommandType[AttachCommand, None](Kind.ATTACH, "construction")
+STEP_ROWS = CommandType[StepRowsCommand, RowsReply](Kind.STEP_ROWS, "step")
+CLOSE = CommandType[None, None](Kind.CLOSE, "close")
+
+RESET = RowsCommandType[ResetCommand, StepObjects | None](
+    Kind.RESET, "reset", lambda rows, slot, command: rows.reset(slot, command)
+)
+STEP = RowsCommandType[Any, StepObjects | None](Kind.STEP, "step", lambda rows, slot, actions: rows.step(slot, actions))
+CALL = RowsCommandType[CallCommand, list[Any]](
+    Kind.CALL, "call", lambda rows, _, command: rows.call(*command), between_steps=True
+)
+APPLY = RowsCommandType[ApplyCommand, list[Any]](
+    Kind.APPLY, "apply", lambda rows, _, command: rows.apply(*command), between_steps=True
+)
+SET_ATTR = RowsCommandType[SetAttrCommand, None](
+    Kind.SET_ATTR, "set_attr", lambda rows, _, command: rows.set_attr(*command), between_steps=True
+)
+GET_STATE = RowsCommandType[None, list[dict[str, Any]]](
+    Kind.GET_STATE, "get_state", lambda rows, *_: rows.get_state(), between_steps=True
+)
+SET_STATE = RowsCommandType[Sequence[dict[str, Any]], None](
+    Kind.SET_STATE, "set_state", lambda rows, slot, states: rows.set_state(slot, states), between_steps=True
+)
+
+COMMANDS: dict[int, CommandType[Any, Any]] = {
+    int(command.kind): command
+    for command in (START, ATTACH, STEP_ROWS, CLOSE, RESET, STEP, CALL, APPLY, SET_ATTR, GET_STATE, SET_STATE)
+}
+
+
+def doing(kind: int) -> str:
+    """Returns what a worker does that has received a command of this kind, for messages."""
+    return COMMANDS[kind].doing if kind in COMMANDS else f"command {kind}"
 
 
 short_frame: Callable[[int, int], bytes] = partial(FRAME.pack, HEADER_SIZE)
@@ -232,18 +299,3 @@ def _unpicklable(objects: StepObjects) -> list[str]:
 def decode(payload: bytes | bytearray | None) -> Any:
     """Returns the payload that was passed to `encode`. Exceptions raised by unpickling propagate."""
     return None if payload is None else pickle.loads(payload)
-
-
-def carry_out(rows: Rows, kind: int, slot: int, payload: Any) -> Any:
-    """Calls the method of the rows that a command names, and returns the payload of the reply."""
-    method = getattr(rows, Kind(kind).name.lower())
-    return method(slot, payload) if kind in _WITH_SLOT else method(*payload or ())
-
-
-def doing(kind: int) -> str:
-    """Returns what a command does, for messages: "construction", "step", "call", and so on."""
-    if kind in (Kind.START, Kind.ATTACH):
-        return "construction"
-    if kind in (Kind.STEP, Kind.STEP_ROWS):
-        return "step"
-    return Kind(kind).name.lower() if kind in COMMANDS else f"command {kind}"

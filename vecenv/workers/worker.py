@@ -19,6 +19,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from enum import Enum
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -39,15 +40,23 @@ from vecenv.workers.launch import JOB_SIGNALS, ORPHAN_GRACE_S
 from vecenv.workers.logs import add_handlers, configure_logging
 from vecenv.workers.pipes import Channel, Waiter, WorkerPipe
 from vecenv.workers.protocol import (
+    APPLY,
+    ATTACH,
+    CLOSE,
+    COMMANDS,
+    READY,
+    START,
+    STEP,
+    STEP_ROWS,
     ApplyCommand,
     AttachCommand,
     Build,
-    Failure,
+    ErrorReply,
     Kind,
+    RowsCommandType,
     RowsReply,
     StartCommand,
     StepRowsCommand,
-    carry_out,
     decode,
     doing,
     encode,
@@ -56,7 +65,7 @@ from vecenv.workers.protocol import (
 
 MAX_TEXT = 2**20  # characters of a traceback to send: an exception's message may contain all of an env's data
 _PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
-_STEP, _READY, _CLOSE = map(int, (Kind.STEP, Kind.READY, Kind.CLOSE))
+_STEP, _CLOSE = int(STEP.kind), int(CLOSE.kind)  # ints, as received in a frame
 _REPLIED = object()  # the result of a command that has sent its own replies
 
 
@@ -85,12 +94,11 @@ def run(connection: Connection, inherited: Sequence[Channel], spin: bool, build:
     os.set_inheritable(connection.fileno(), False)
     # All forks of a process inherit the same state of numpy's global generator.
     np.random.seed()
-    worker = _Worker(connection, build)
+    server = CommandServer(connection, build)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
-        worker.serve(Waiter([connection], spin=spin))
+        server.serve(Waiter([connection], spin=spin))
     with contextlib.suppress(Exception):
-        if worker.started and not worker.closed:
-            worker.rows.close()
+        server.close()
 
 
 def _ignore(number: int, frame: Any) -> None:
@@ -158,16 +166,26 @@ def build_rows(
     return make_rows(env_fns, first_env, options, next_step)
 
 
-class _Worker:
-    """Serves commands. Some have a method of the same name here; `carry_out` carries out the remaining commands."""
+class Phase(Enum):
+    """The phase of a worker's envs."""
 
-    rows: Rows  # exists once `started`
+    NEW = "the rows do not exist"
+    OPEN = "the envs exist, or as many of them as could be built"
+    CLOSED = "the envs were closed"
+
+
+class CommandServer:
+    """Serves commands. Some have a method of the same name here; the rows carry out the remaining ones."""
+
+    rows: Rows  # exists from OPEN on
 
     def __init__(self, connection: Connection, build: Build | None):
         self.pipe, self._build = WorkerPipe(connection), build
-        self.started = self.closed = False
-        own = (Kind.START, Kind.ATTACH, Kind.STEP_ROWS, Kind.APPLY, Kind.CLOSE)
-        self._commands: dict[int, Callable[[int, Any], Any]] = {kind: getattr(self, kind.name.lower()) for kind in own}
+        self._phase = Phase.NEW
+        ours = (START, ATTACH, STEP_ROWS, APPLY, CLOSE)
+        self._methods: dict[int, Callable[[int, Any], Any]] = {
+            int(command.kind): getattr(self, command.kind.name.lower()) for command in ours
+        }
 
     def serve(self, waiter: Waiter) -> None:
         """Answers commands until CLOSE.
@@ -185,7 +203,7 @@ class _Worker:
                 if kind == _STEP and payload is None:  # most steps of most envs: nothing is dispatched or pickled
                     objects = self.rows.step(slot)
                     if objects is NO_OBJECTS:
-                        self.pipe.send(short_frame(_READY, slot))
+                        self.pipe.send(short_frame(READY, slot))
                     else:
                         self.pipe.send(encode(Kind.READY, slot, objects))
                 else:
@@ -194,8 +212,13 @@ class _Worker:
                 self._report(error, slot, doing(kind))
 
     def _answer(self, kind: int, slot: int, payload: bytes | bytearray | None) -> None:
-        command, own = decode(payload), self._commands.get(kind)
-        reply = carry_out(self.rows, kind, slot, command) if own is None else own(slot, command)
+        command, arguments = COMMANDS.get(kind), decode(payload)
+        if kind in self._methods:
+            reply = self._methods[kind](slot, arguments)
+        elif isinstance(command, RowsCommandType):
+            reply = command.carry_out(self.rows, slot, arguments)
+        else:
+            raise ValueError(f"{kind} is not the kind of a command")
         if reply is not _REPLIED:
             self.pipe.send(encode(Kind.READY, slot, None if reply is NO_OBJECTS else reply))
 
@@ -217,14 +240,14 @@ class _Worker:
                 self._report(error, 0, "worker_init")
                 return _REPLIED
         self.rows = build.rows(command.next_step)
-        self.started = True  # from here on, CLOSE closes the envs that were built, even if another one cannot be built
+        self._phase = Phase.OPEN  # CLOSE closes the envs that were built, even if another one cannot be built
         description = self.rows.build()
         if build.logs is not None:
             add_handlers(build.logs)
         return description
 
     def attach(self, _: int, command: AttachCommand) -> None:
-        self.pipe.send(short_frame(_READY, 0))
+        self.pipe.send(short_frame(READY, 0))
         # Owner: this worker, rows low:high of slot s, from recv(STEP s or RESET s) to send(READY), and row r of
         # slot s from recv(STEP_ROWS s) to send(READY r); the parent otherwise.
         block = Block.receive(self.pipe.connection, command.layout.size)
@@ -245,14 +268,15 @@ class _Worker:
         (own,) = copiers([command.function])
         return [result for row in command.rows for result in self.rows.apply(own(), [row])]
 
-    def close(self, _: int, command: None) -> None:
-        self.closed = True
-        if self.started:
+    def close(self, _: int = 0, command: None = None) -> None:
+        """Closes the envs, unless they were already closed."""
+        before, self._phase = self._phase, Phase.CLOSED
+        if before is Phase.OPEN:
             self.rows.close()
 
     def _report(self, error: BaseException, slot: int, doing: str) -> None:
         env = None
-        if self.started and self.rows.failure is not None:
+        if self._phase is not Phase.NEW and self.rows.failure is not None:
             (env, doing), self.rows.failure = self.rows.failure, None
         elif isinstance(error, MemoryError):  # for example, a reply does not fit in memory
             error.add_note(tightest_limit())
@@ -265,7 +289,7 @@ class _Worker:
         except Exception:
             exception = None
         refusal = _shortened(str(error)) if isinstance(error, NotRestorable | SharedMemoryFull) else None
-        self.pipe.send(encode(Kind.ERROR, slot, Failure(text, exception, env, doing, refusal)))
+        self.pipe.send(encode(Kind.ERROR, slot, ErrorReply(text, exception, env, doing, refusal)))
 
 
 def _shortened(text: str) -> str:

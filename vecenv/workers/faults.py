@@ -1,0 +1,88 @@
+"""The errors that a pool of worker processes raises: what happened, which worker and envs, and what to do."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import re
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from gymnasium import logger
+
+from vecenv.errors import NotRestorable, SharedMemoryFull, VecEnvError, WorkerDied, env_error
+from vecenv.workers.handles import WorkerHandle
+from vecenv.workers.messenger import BadMessage
+from vecenv.workers.protocol import ErrorReply, decode
+
+
+def decoded(worker: WorkerHandle, payload: bytes | bytearray | None) -> Any:
+    """Returns the payload of a worker's message, or raises VecEnvError if it cannot be unpickled."""
+    try:
+        return decode(payload)
+    except Exception as error:
+        raise VecEnvError(
+            f"{worker} sent data that cannot be unpickled: {type(error).__name__}: {error}. Infos and results of "
+            "calls must be of classes that this process can import: return plain data instead."
+        ) from error
+
+
+def worker_died(worker: WorkerHandle, doing: str, *, restarts: bool) -> WorkerDied:
+    """Returns the error for a worker that is gone. With `restarts`, it gives no advice."""
+    advice = "" if restarts else " Close this vector env and build a new one."
+    return WorkerDied(f"{worker} {worker.how_it_ended()} during {doing}.{advice}")
+
+
+def pipe_garbled(message: BadMessage, doing: str) -> VecEnvError:
+    """Returns the error for a message that is no reply."""
+    return VecEnvError(
+        f"{message.worker} sent {message.what} during {doing}. Something else writes to the worker's pipe, for "
+        "example an env that writes to a file descriptor it has closed. Fix the env, then close this vector env "
+        "and build a new one."
+    )
+
+
+def timed_out(workers: Iterable[WorkerHandle], doing: str, timeout: float | None) -> multiprocessing.TimeoutError:
+    """Returns the error for workers that have not replied in time."""
+    who = ", ".join(str(worker) for worker in workers)
+    if doing == "construction":
+        return multiprocessing.TimeoutError(
+            f"The construction of the envs has timed out after {timeout} second(s): no answer from {who}. "
+            "If they need longer, increase start_timeout_s."
+        )
+    return multiprocessing.TimeoutError(
+        f"The call to `{doing}_wait` has timed out after {timeout} second(s): no answer from {who}. "
+        "Close this vector env and build a new one."
+    )
+
+
+def worker_failed(worker: WorkerHandle, reply: ErrorReply, *, broken: bool = True) -> VecEnvError:
+    """Returns the error for an exception in a worker, which has broken the vector env or has not."""
+    try:
+        exception_type = None if reply.exception is None else pickle.loads(reply.exception)
+    except Exception:  # its module cannot be imported here
+        exception_type = None
+    who = f"envs {worker.low}:{worker.high}" if reply.env is None else f"env {reply.env}"
+    if reply.refusal is not None:  # no fault of the env, and nothing is broken
+        full = exception_type is not None and issubclass(exception_type, SharedMemoryFull)
+        error_type = SharedMemoryFull if full else NotRestorable
+        return error_type(f"{who} in worker {worker.index}: {reply.refusal}")
+    if reply.doing not in ("construction", "worker_init"):
+        # Gymnasium logs these lines before it raises. It also logs the traceback, which this exception contains.
+        env = worker.low if reply.env is None else reply.env
+        logger.error(f"Received the following error from Worker-{env} - Shutting it down")
+        logger.error("Raising the last exception back to the main process.")
+    advice = f"Fix {'worker_init' if reply.doing == 'worker_init' else 'the env'} (its traceback is above)"
+    lost = re.findall(r"^ModuleNotFoundError: No module named '(.+)'$", reply.traceback, re.MULTILINE)
+    if lost and lost[-1] in sys.modules:
+        file = getattr(sys.modules[lost[-1]], "__file__", "no file")
+        advice = (
+            f"This process has loaded the module {lost[-1]!r} (from {file}), but its workers cannot import it: put "
+            "its folder on sys.path and give it the name of its file"
+        )
+    advice += ", then close this vector env and build a new one." if broken else "."
+    return env_error(
+        exception_type,
+        f"{who} in worker {worker.index} raised during {reply.doing}:\n\n{reply.traceback}\n{advice}",
+    )
