@@ -426,6 +426,8 @@ class ProcessPool(Pool):
         )
 
     def _failed(self, worker: Worker, failure: Failure, *, broken: bool = True) -> VecEnvError:
+        if failure.other_form is not None:
+            return failure.other_form
         try:
             exception_type = None if failure.exception is None else pickle.loads(failure.exception)
         except Exception:  # its module cannot be imported here

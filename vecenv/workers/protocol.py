@@ -41,7 +41,7 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
-from vecenv.errors import MessageTooLarge
+from vecenv.errors import MessageTooLarge, OtherForm
 from vecenv.memory.layout import Layout
 from vecenv.rows.messages import StepObjects
 from vecenv.rows.rows import Rows
@@ -175,6 +175,7 @@ class Failure:
         env: Index of the env that raised; None if no single env did.
         doing: What the env was doing, such as "step".
         refusal: The message of a `NotRestorable` or a `SharedMemoryFull`, which is no fault of the env; else None.
+        other_form: The exception itself if it is an `OtherForm`; else None.
     """
 
     traceback: str
@@ -182,6 +183,7 @@ class Failure:
     env: int | None
     doing: str
     refusal: str | None
+    other_form: OtherForm | None
 
 
 short_frame: Callable[[int, int], bytes] = partial(FRAME.pack, HEADER_SIZE)

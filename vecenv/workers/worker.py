@@ -27,7 +27,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
-from vecenv.errors import NotRestorable, SharedMemoryFull
+from vecenv.errors import NotRestorable, OtherForm, SharedMemoryFull
 from vecenv.memory.block import Block
 from vecenv.resources import tightest_limit
 from vecenv.rows.batch_rows import make_rows
@@ -265,7 +265,8 @@ class _Worker:
         except Exception:
             exception = None
         refusal = _shortened(str(error)) if isinstance(error, NotRestorable | SharedMemoryFull) else None
-        self.pipe.send(encode(Kind.ERROR, slot, Failure(text, exception, env, doing, refusal)))
+        other_form = error if isinstance(error, OtherForm) else None
+        self.pipe.send(encode(Kind.ERROR, slot, Failure(text, exception, env, doing, refusal, other_form)))
 
 
 def _shortened(text: str) -> str:
