@@ -112,26 +112,17 @@ def make(
             [envs.spec] = envs.apply(functools.partial(_outline, source), [0])
             return envs
 
-    equal = package_of(spec.vector_entry_point) == "vecenv"
-    form = "stepped in C++" if equal else "built from its vector_entry_point"
     reason, level = why_single_envs(spec, backend, wrappers, env_kwargs), logging.INFO
     if reason is None:
         if spec.entry_point is None and (wrappers or backend == "python"):
             argument = "wrappers" if wrappers else "backend='python'"
             raise ValueError(f"{spec.id} is registered only as a vector env, but {argument} needs single envs: omit it")
         try:
-            envs = _in_one_call(spec, source, num_envs, num_workers, vector_kwargs, env_kwargs)
+            return _one_vector_env(spec, source, num_envs, num_workers, vector_kwargs, env_kwargs)
         except SingleEnvsNeeded as error:
             reason, level = str(error), logging.WARNING
-        else:
-            if spec.entry_point is not None:
-                level, results = (logging.INFO, "equal") if equal else (logging.WARNING, "possibly different")
-                message = f"is {form}; backend='python' gives single envs with {results} spaces and rewards"
-                _log_once(level, spec.id, message)
-            envs.spec = spec
-            return envs
     if reason:
-        _log_once(level, spec.id, f"is not {form}, but consists of single envs: {reason}")
+        _log_once(level, spec.id, f"is not {_vector_form(spec)}, but consists of single envs: {reason}")
     envs = single_envs()
     envs.spec = spec
     return envs
@@ -195,7 +186,7 @@ def make_registered(env_id: str, num_envs: int = 1, **arguments: Any) -> AsyncVe
     return make(env_id, num_envs, vector_kwargs=vector_kwargs, **arguments)
 
 
-def _in_one_call(
+def _one_vector_env(
     spec: EnvSpec,
     source: str | EnvSpec,
     num_envs: int,
@@ -209,12 +200,26 @@ def _in_one_call(
         SingleEnvsNeeded: If the vector env does not support the arguments, but the id also has single envs.
     """
     # Envs render in workers, because Mesa's OpenGL crashes (SIGSEGV) in a process that has loaded TensorFlow.
-    needs_workers = render_mode_of(spec, env_kwargs) or _WORKER_ARGUMENTS & set(vector_kwargs)
-    workers = 0 if num_workers is None and not needs_workers else num_workers
+    here = num_workers is None and not render_mode_of(spec, env_kwargs) and not _WORKER_ARGUMENTS & set(vector_kwargs)
+    workers = 0 if here else num_workers
     num_threads = 1 if workers is None else max(1, available_cores() // (workers or 1))
     steps_subsets = vector_kwargs.get("on_worker_death") == "restart"
     build = functools.partial(make_vector_env, source, env_kwargs, num_threads, steps_subsets)
-    return AsyncVectorEnv(Batched(build, num_envs), num_workers=workers, **vector_kwargs)
+    envs = AsyncVectorEnv(Batched(build, num_envs), num_workers=workers, **vector_kwargs)
+    if spec.entry_point is not None:
+        level, results = (logging.INFO, "equal") if _is_ours(spec) else (logging.WARNING, "possibly different")
+        message = f"is {_vector_form(spec)}; backend='python' gives single envs with {results} spaces and rewards"
+        _log_once(level, spec.id, message)
+    envs.spec = spec
+    return envs
+
+
+def _is_ours(spec: EnvSpec) -> bool:
+    return package_of(spec.vector_entry_point) == "vecenv"
+
+
+def _vector_form(spec: EnvSpec) -> str:
+    return "stepped in C++" if _is_ours(spec) else "built from its vector_entry_point"
 
 
 def _outline(env_id: str, _: gym.Env) -> EnvSpec:
