@@ -23,7 +23,8 @@ from vecenv.errors import (
     VecEnvError,
     WorkerDied,
 )
-from vecenv.make import NamedWrapper, make, make_single, register_envs, warm_up
+from vecenv.ids.named_wrapper import NamedWrapper
+from vecenv.make import make, make_single, register_envs, warm_up
 from vecenv.resources import available_cores, available_memory
 from vecenv.rows.batched import Batched
 from vecenv.vector.async_vector_env import AsyncVectorEnv

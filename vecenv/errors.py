@@ -70,6 +70,13 @@ class StateError(ClosedEnvironmentError):
     """The vector env was closed, or an earlier fault broke it. Only `close()` is legal."""
 
 
+class OtherForm(VecEnvError):
+    """The envs of an id must be built in another form. `vecenv.make` catches it, and nothing is broken.
+
+    A worker sends it to the parent as an object, so it must consist of plain values and specs.
+    """
+
+
 class EpisodeOver(ResetNeeded, AssertionError):
     """An env with autoreset mode `DISABLED` was stepped after its episode ended. An AssertionError, as in Gymnasium."""
 

@@ -24,12 +24,13 @@ LAYERS = {
     "workers": {"resources", "tree", "errors", "memory", "rows"},
     "vector": {"resources", "tree", "errors", "memory", "rows", "state", "workers"},
     "mujoco": {"tree", "errors", "opengl", "resources", "rows", "state"},
-    "make": {"resources", "tree", "rows", "vector", "workers"},
+    "ids": {"errors"},
+    "make": {"ids", "resources", "rows", "vector", "workers"},
     "ingraph": {"tree", "errors", "memory", "rows", "vector"},
-    "adapters": {"tree", "errors", "make", "memory", "rows", "state", "vector", "workers", "wrappers"},
+    "adapters": {"tree", "errors", "ids", "memory", "rows", "state", "vector", "workers", "wrappers"},
     "testing": {"errors", "tree", "rows", "vector"},
     "__main__": {"opengl", "resources"},
-    "__init__": {"errors", "make", "resources", "rows", "state", "vector", "workers"},
+    "__init__": {"errors", "ids", "make", "resources", "rows", "state", "vector", "workers"},
 }
 
 PPO_LAYERS = (

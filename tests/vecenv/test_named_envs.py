@@ -11,7 +11,7 @@ import pytest
 import vecenv
 from tests.helpers import assert_same, importable
 from tests.vecenv.test_batched import CountingVectorEnv
-from vecenv.make import SingleEnv
+from vecenv.vector.single_env import SingleEnv
 from vecenv.wrappers import IgnoreKeys
 
 MODULE = """

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import vecenv
 from tests.helpers import CountingEnv, SampledEnv, any_space_at_all, assert_same, counting_fns
-from vecenv.make import SingleEnv
+from vecenv.vector.single_env import SingleEnv
 
 MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]
 

@@ -183,11 +183,15 @@ def test_arguments_that_need_single_envs_select_them_and_the_reason_is_logged(re
         assert level == expected and reason in message and "is not built from its vector_entry_point" in message
 
 
-def test_an_error_of_a_vector_env_in_workers_is_a_reason_too(register, logged):
-    register()
-    with vecenv.make("Both-v0", 2, num_workers=2, colors=3) as envs:
+@pytest.mark.parametrize("num_workers", [None, 2])
+def test_the_whole_error_of_a_vector_env_is_a_reason_in_workers_too(register, num_workers, logged):
+    def refuse(num_envs, **_):
+        raise ValueError("there is no license\nAsk for one.")
+
+    register(refuse)
+    with vecenv.make("Both-v0", 2, num_workers) as envs:
         assert is_single(envs)
-    assert logged()[0][1].endswith("got an unexpected keyword argument 'colors'")
+    assert logged()[0][1].endswith(": ValueError: there is no license\nAsk for one.")
 
 
 def test_a_vector_env_without_the_argument_autoreset_mode_is_used_if_it_has_the_mode(register, logged):

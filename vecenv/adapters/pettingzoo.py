@@ -21,7 +21,7 @@ from gymnasium.vector.utils import batch_space
 from vecenv import tree
 from vecenv.adapters import joint_env as keys
 from vecenv.adapters.joint_env import AgentGroup, Grouping, JointEnv
-from vecenv.make import import_module
+from vecenv.ids.imports import import_module
 from vecenv.memory import layout
 from vecenv.rows.action_spaces import unbounded
 from vecenv.rows.arguments import Seeds, check_functions

@@ -1,7 +1,8 @@
 """MujocoVectorEnv: N simulations of one MuJoCo model, stepped in C++ by `mujoco.batch.Batch`.
 
 A task is a subclass with a model, the initial states of episodes, and numpy functions that compute observations and
-rewards of all N envs at once. This class implements seeds, time limits, autoreset, infos and rendering.
+rewards of all N envs at once. This module is the task's contract and the flow of a step. `Physics` owns the
+simulations, `Episodes` the progress of the episodes, and `TaskChecks` checks what the task returns.
 
 Autoreset does not use `vecenv.rows.autoreset`: this vector env also works without rows, and one call resets all envs
 whose episodes ended. `BatchRows` keeps the totals of the episodes and reports cut episodes.
@@ -18,31 +19,21 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.mujoco.mujoco_rendering import MujocoRenderer
-from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from vecenv import tree
 from vecenv.errors import StateError
+from vecenv.mujoco.episodes import Episodes, Infos, final_infos
 from vecenv.mujoco.generators import Generators
-from vecenv.mujoco.physics import INPUTS, Model, Physics
-from vecenv.mujoco.rendering import BatchRenderer
-from vecenv.mujoco.saved_state import restore_states, saved_arrays, states_of
+from vecenv.mujoco.physics import Model, Physics
+from vecenv.mujoco.rendering import RENDER_MODES, BatchRenderer
+from vecenv.mujoco.saved_state import check_declares, declared_arrays, restore_states, states_of
+from vecenv.mujoco.task_checks import ObservationWriter, TaskChecks
 from vecenv.rows.arguments import Seeds, seed_of_each, split_reset_mask
 from vecenv.rows.infos import mask_infos
 
-RENDER_MODES = ["human", "rgb_array", "depth_array", "rgbd_tuple"]
-Infos = dict[str, Any]
 Step = tuple[Any, np.ndarray, np.ndarray, np.ndarray, Infos]
 """Observations, rewards, terminated, truncated, infos."""
-
-
-class InvalidRow(ValueError):
-    """Values of one env are invalid. `vecenv_row` is its index here, from which rows derive the engine's number."""
-
-    def __init__(self, message: str, row: int = 0):  # the default is for unpickling
-        super().__init__(message)
-        self.vecenv_row = row
 
 
 class MujocoVectorEnv(VectorEnv):
@@ -127,12 +118,11 @@ class MujocoVectorEnv(VectorEnv):
         if type(self).observe is MujocoVectorEnv.observe:
             self.observe()  # raises
         self._creator = os.getpid()
+        self._is_custom = not type(self).__module__.startswith("vecenv.mujoco.")  # not equal to a Gymnasium task
         self.num_envs = num_envs
         self.frame_skip = frame_skip
         self.max_episode_steps = max_episode_steps
         self.autoreset_mode = AutoresetMode(autoreset_mode)
-        if render_mode not in (None, *RENDER_MODES):
-            raise ValueError(f"render_mode={render_mode!r} is unknown: use None or one of {RENDER_MODES}")
         self.render_mode = render_mode
         self.physics = Physics(
             xml_file,
@@ -152,17 +142,13 @@ class MujocoVectorEnv(VectorEnv):
             "render_fps": int(np.round(1.0 / self.dt)),
             "autoreset_mode": self.autoreset_mode,
         }
-        self._with_infos = True
-        self._generators: list[np.random.Generator | None] = [None] * num_envs
-        self._seeds: list[int | None] = [None] * num_envs
-        self._is_custom = not type(self).__module__.startswith("vecenv.mujoco.")  # not equal to a Gymnasium task
         options = {"default_camera_config": self.camera, **render_options}
         self._renderer = BatchRenderer(self.physics, render_mode, options, follows=self._is_custom)
+        self._episodes = Episodes(num_envs, max_episode_steps, self.autoreset_mode)
+        self.steps = self._episodes.steps
+        self._checks = TaskChecks(type(self).__name__, num_envs, self.physics, finite=self._is_custom)
         self._everyone = np.ones(num_envs, dtype=np.bool_)
-        self.steps = np.zeros(num_envs, dtype=np.int64)
-        self._ended = np.ones(num_envs, dtype=np.bool_)  # whether the episode is over, or the env was never reset
-        self._all_begun = False  # whether every env has been reset at least once
-        self._returns: dict[str, np.ndarray] = {}  # the sum over the episode of each reward term, float64[N]
+        self._with_infos = True
 
     # The spaces are determined when they are first used, because `observe` may need what a task's constructor sets.
     @functools.cached_property
@@ -175,7 +161,7 @@ class MujocoVectorEnv(VectorEnv):
 
     @functools.cached_property
     def single_observation_space(self) -> spaces.Space:  # type: ignore[override]
-        return self._space_of(self.observe(), "observe()")
+        return self._checks.space_of(self.observe())
 
     @functools.cached_property
     def action_space(self) -> spaces.Space:  # type: ignore[override]
@@ -186,20 +172,8 @@ class MujocoVectorEnv(VectorEnv):
         return batch_space(self.single_observation_space, self.num_envs)
 
     @functools.cached_property
-    def _observed(self) -> list[tuple[tree.Path, str, Any, tuple[int, ...]]]:
-        """The path, the name, the dtype and the shape of each array that `observe` returns."""
-        leaves: Any = tree.leaves(self.single_observation_space)
-        count = self.num_envs
-        return [(path, tree.name_of("observation", path), leaf.dtype, (count, *leaf.shape)) for path, leaf in leaves]
-
-    def _space_of(self, observed: Any, method: str) -> spaces.Space:
-        if isinstance(observed, dict) and observed:
-            return spaces.Dict({key: self._space_of(part, f"{method}[{key!r}]") for key, part in observed.items()})
-        array = self._checked_output(method, "float64[N, M]", observed, np.float64)
-        if array.ndim < 2:
-            raise ValueError(f"{type(self).__name__}.{method} must return float64[N, M], not {list(array.shape)}")
-        dtype = np.float32 if np.asarray(observed).dtype == np.float32 else np.float64
-        return spaces.Box(-np.inf, np.inf, array.shape[1:], dtype)
+    def _observations(self) -> ObservationWriter:
+        return ObservationWriter(self._checks, self.single_observation_space)
 
     def begin(self, ids: np.ndarray, rngs: Generators) -> None:
         """Begins an episode of each env in `ids`, whose simulations were reset to the keyframe or the model's defaults.
@@ -261,8 +235,9 @@ class MujocoVectorEnv(VectorEnv):
         _, mask = split_reset_mask(options, self.num_envs)
         if mask is None:
             mask = self._everyone
-        self._reset_rows(np.flatnonzero(mask), seeds)
-        return self._observe(out), mask_infos(self._reset_infos(), mask)
+        self._begin(mask, seeds)
+        self._saved_arrays()  # raises if one is missing
+        return self._observations.copy(self.observe(), out), mask_infos(self._reset_infos(), mask)
 
     def step(self, actions: Any, *, out: Any = None) -> Step:
         """Steps every env; returns observations [N, ...], rewards, terminated, truncated (all [N]) and infos.
@@ -270,12 +245,13 @@ class MujocoVectorEnv(VectorEnv):
         `vecenv.Batched` describes `out`.
         """
         self._assert_open()
-        return self._step(self._checked_actions(actions, range(self.num_envs)), self._everyone, out)
+        actions = self._checks.actions(actions, range(self.num_envs), self.single_action_space)
+        return self._step(actions, self._everyone, out)
 
     def step_rows(self, ids: Sequence[int], actions: Any) -> Step:
         """Steps the envs `ids`, with one action each; returns N rows, of which `ids` and all observations are valid."""
         self._assert_open()
-        given = self._checked_actions(actions, ids)
+        given = self._checks.actions(actions, ids, self.single_action_space)
         chosen = np.zeros(self.num_envs, np.bool_)
         chosen[ids] = True
         actions = np.zeros((self.num_envs, *given.shape[1:]), given.dtype)
@@ -283,245 +259,90 @@ class MujocoVectorEnv(VectorEnv):
         return self._step(actions, chosen)
 
     def _step(self, actions: np.ndarray, chosen: np.ndarray, out: Any = None) -> Step:
-        if not self._all_begun:
-            raise gym.error.ResetNeeded("Cannot call env.step() before calling env.reset()")
-        begins = self._ended & chosen
-        some_begin = np.count_nonzero(begins) > 0
-        if some_begin and self.autoreset_mode != AutoresetMode.NEXT_STEP:
-            raise gym.error.ResetNeeded(f"envs {np.flatnonzero(begins).tolist()} must be reset before they are stepped")
-        stepped = chosen & ~begins if some_begin else chosen
+        """Steps the chosen envs, `bool[N]`, or begins the next episodes of those whose episodes are over."""
+        episodes = self._episodes
+        begins = episodes.due(chosen)
+        stepped = chosen if begins is None else chosen & ~begins
+        ids = None if np.count_nonzero(stepped) == self.num_envs else np.flatnonzero(stepped)
+
         before = self.before_step()
-        self._advance(actions, stepped)
-        if some_begin:
-            self._reset_rows(np.flatnonzero(begins), [None] * self.num_envs)
-        rewards, terminated, truncated, infos = self._outcome(before, actions, stepped)
-        if some_begin:
+        self._simulate(actions, stepped, ids)
+        if begins is not None:
+            self._begin(begins)
+
+        outcome = self._checks.outcome(self.outcome(before, actions), stepped, with_infos=self._with_infos)
+        rewards, terminated, truncated = outcome.rewards, outcome.terminated, episodes.at_limit()
+        if outcome.truncated is not None:
+            truncated |= outcome.truncated
+        if outcome.terms:
+            episodes.add_rewards(outcome.terms, stepped)
+            if self._with_infos:
+                outcome.infos.update(episodes.return_infos())
+        infos = mask_infos(outcome.infos, stepped)
+        if ids is not None:
+            terminated &= stepped
+            truncated &= stepped
+        if begins is not None:
             rewards[begins] = 0.0
-        if self.max_episode_steps is not None:
-            truncated |= self.steps >= self.max_episode_steps
-        terminated &= stepped
-        truncated &= stepped
-        if type(self).after_step is not MujocoVectorEnv.after_step and stepped.any():
-            ids = np.flatnonzero(stepped)
-            self.after_step(ids, actions[ids], self.np_random[ids])
-            self._check_simulations("after_step()", stepped)
-        infos = mask_infos(infos, stepped)
-        if some_begin:
+
+        if type(self).after_step is not MujocoVectorEnv.after_step and (ids is None or len(ids)):
+            changed = np.flatnonzero(stepped) if ids is None else ids
+            self.after_step(changed, actions[changed], self.np_random[changed])
+            self._checks.simulations("after_step()", stepped)
+        if begins is not None:
             mask_infos(self._reset_infos(), begins, infos)
-        observations = self._observe(out)
+        observations = self._observations.copy(self.observe(), out)
+
         ended = terminated | truncated
-        if self.autoreset_mode == AutoresetMode.SAME_STEP:
-            if np.count_nonzero(ended):
-                infos = self._final_infos(infos, observations, ended)
-                self._reset_rows(np.flatnonzero(ended), [None] * self.num_envs)
-                mask_infos(self._reset_infos(), ended, infos)
-                observations = self._observe(out)
-        else:
-            self._ended = np.where(chosen, ended, self._ended)
+        episodes.end(ended, chosen)
+        if self.autoreset_mode == AutoresetMode.SAME_STEP and np.count_nonzero(ended):
+            infos = final_infos(infos, observations, self.single_observation_space, ended)
+            self._begin(ended)
+            mask_infos(self._reset_infos(), ended, infos)
+            observations = self._observations.copy(self.observe(), out)
         return observations, rewards, terminated, truncated, infos
 
-    def _advance(self, actions: np.ndarray, stepped: np.ndarray) -> None:
-        """Steps the simulations of these envs."""
-        ids = None if np.count_nonzero(stepped) == self.num_envs else np.flatnonzero(stepped)
-        rows = slice(None) if ids is None else ids
+    def _simulate(self, actions: np.ndarray, stepped: np.ndarray, ids: np.ndarray | None) -> None:
+        """Steps the simulations of these envs, which are given as `bool[N]` and as `int64[n]`, or None for all."""
         if ids is None or len(ids):
-            controls = self._controls(actions, stepped)
+            rows = slice(None) if ids is None else ids
+            controls = self._checks.controls(self.apply(actions), actions, self.frame_skip, stepped)
             parts = [controls] if controls.ndim == 2 else np.moveaxis(controls, 1, 0)
             for number, part in enumerate(parts, 1):
                 self.data.ctrl[rows] = part[rows]
                 refreshes = self.current and number == len(parts) and not self.with_contact_forces
                 self.physics.step(self.frame_skip // len(parts), ids, refreshes=refreshes)
-            self.steps[rows] += 1
+            self._episodes.count_step(ids)
         if self.with_contact_forces:
             self.physics.write_contact_forces(np.flatnonzero(stepped), self.cfrc_ext)
             if self.current:
                 self.physics.refresh(ids)
 
-    def _controls(self, actions: np.ndarray, stepped: np.ndarray) -> np.ndarray:
-        """Returns what `apply` returns, checked."""
-        returned = self.apply(actions)
-        if returned is actions and actions.shape == (self.num_envs, self.model.nu):
-            return actions
-        substeps = (self.frame_skip,) if np.ndim(returned) == 3 else ()
-        shape = (self.num_envs, *substeps, self.model.nu)
-        what = "controls float64[N, nu] or float64[N, frame_skip, nu]"
-        controls = self._checked_output("apply()", what, returned, np.float64, shape)
-        self._check_finite("apply()", "the controls", controls, stepped)
-        return controls
-
-    def _final_infos(self, infos: Infos, observations: np.ndarray, ended: np.ndarray) -> Infos:
-        """Returns the infos of a step, with `final_info` and `final_obs` for the episodes that ended."""
-        values: Infos = {key: column for key, column in infos.items() if key[:1] != "_" or key[1:] not in infos}
-        result = mask_infos(values, ~ended) if not ended.all() else {}
-        result["final_info"], result["_final_info"] = mask_infos(values, ended), ended.copy()
-        final_obs = np.full(self.num_envs, None, dtype=object)
-        for i in np.flatnonzero(ended):
-            copies = {path: tree.pick(observations, path)[i].copy() for path, *_ in self._observed}
-            final_obs[i] = tree.nest(self.single_observation_space, copies.__getitem__)
-        result["final_obs"], result["_final_obs"] = final_obs, ended.copy()
-        return result
-
-    # A task's outputs are checked and copied, because they may be views of data that the next step changes, or arrays
-    # that the task reuses.
-
-    def _observe(self, out: Any) -> Any:
-        copies, observed = {}, self.observe()
-        for path, name, dtype, shape in self._observed:
-            try:
-                values = tree.pick(observed, path)
-            except (KeyError, TypeError, IndexError):
-                raise ValueError(
-                    f"{type(self).__name__}.observe() must return arrays nested like {self.single_observation_space}"
-                ) from None
-            values = self._checked_output("observe()", name, values, dtype, shape)
-            self._check_finite("observe()", name, values, self._everyone)
-            if out is None:
-                copies[path] = values.copy()
-            else:
-                tree.pick(out, path)[...] = values
-        return tree.nest(self.single_observation_space, copies.__getitem__) if out is None else out
-
-    def _outcome(
-        self, before: Any, actions: np.ndarray, stepped: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, Infos]:
-        returned = self.outcome(before, actions)
-        if not isinstance(returned, tuple) or len(returned) not in (3, 4):
-            raise TypeError(f"{type(self).__name__}.outcome() must return rewards, terminated, infos; got {returned!r}")
-        rewards, terminated, *rest, infos = returned
-        infos = self._infos("outcome()", infos) if self._with_infos else {}
-        shape, truncated = (self.num_envs,), np.zeros(self.num_envs, np.bool_)
-        if isinstance(rewards, dict):
-            rewards = self._sum_of(rewards, stepped)
-            if self._with_infos:
-                infos |= {f"return/{term}": values.copy() for term, values in self._returns.items()}
-        if rest:
-            truncated |= self._checked_output("outcome()", "truncated bool[N]", rest[0], np.bool_, shape)
-        rewards = self._checked_output("outcome()", "rewards float64[N]", rewards, np.float64, shape)
-        self._check_finite("outcome()", "the rewards", rewards, stepped)
-        terminated = self._checked_output("outcome()", "terminated bool[N]", terminated, np.bool_, shape)
-        return rewards.copy(), terminated.copy(), truncated, infos
-
-    def _sum_of(self, terms: dict[str, Any], stepped: np.ndarray) -> np.ndarray:
-        """Returns the sum of the reward terms, and adds those of stepped envs to the returns of their episodes."""
-        rewards = np.zeros(self.num_envs)
-        for term, values in terms.items():
-            name = f"the reward term {term!r}"
-            values = self._checked_output("outcome()", f"{name} as float64[N]", values, np.float64, (self.num_envs,))
-            self._check_finite("outcome()", name, values, stepped)
-            rewards += values  # one by one, so that N has no influence on the rounding
-            returns = self._returns.setdefault(term, np.zeros(self.num_envs))
-            returns += np.where(stepped, values, 0.0)
-        return rewards
-
-    def _reset_infos(self) -> Infos:
-        return self._infos("reset_infos()", self.reset_infos()) if self._with_infos else {}
-
-    def _infos(self, method: str, infos: Infos) -> Infos:
-        if not isinstance(infos, dict):
-            raise TypeError(f"{type(self).__name__}.{method} must return infos as a dict; it returned {infos!r}")
-        if odd := [key for key in infos if not isinstance(key, str)]:
-            raise TypeError(
-                f"{type(self).__name__}.{method} must return infos whose keys are strings; it returned {odd}"
-            )
-        return {
-            key: self._checked_output(method, f"info {key!r} [N, ...]", values).copy() for key, values in infos.items()
-        }
-
-    def _checked_output(
-        self, method: str, what: str, values: Any, dtype: Any = None, shape: tuple[int, ...] | None = None
-    ) -> np.ndarray:
-        """Returns the output of a task's method as an array, converted to `dtype` if given. Copies only to convert.
-
-        Raises ValueError, which names the method, if its shape or the kind of its dtype is wrong.
-        """
-        try:
-            array = np.asarray(values)
-        except ValueError:  # lists of different lengths
-            array = np.asarray(values, object)
-        kinds = "biufcSU" if dtype is None else "b" if dtype is np.bool_ else "biuf"
-        if array.dtype.kind not in kinds or (array.shape != shape if shape else array.shape[:1] != (self.num_envs,)):
-            n = f", here {shape}" if shape else f" with N={self.num_envs}"
-            raise ValueError(
-                f"{type(self).__name__}.{method} must return {what}{n}; it returned {array.dtype}{list(array.shape)}"
-            )
-        if dtype is None or array.dtype == dtype:
-            return array
-        if not tree.can_hold(dtype, array):
-            raise ValueError(
-                f"{type(self).__name__}.{method} must return {what}; it returned numbers of {array.dtype} that "
-                f"{np.dtype(dtype)} cannot hold"
-            )
-        return array.astype(dtype)
-
-    def _check_finite(self, method: str, what: str, array: np.ndarray, mask: np.ndarray) -> None:
-        """Raises InvalidRow if a method of a custom task gave NaN or an infinite value for an env in the mask."""
-        if self._is_custom and not np.isfinite(array).all():
-            rows = ~np.isfinite(array.reshape(len(array), -1)).all(axis=1) & mask
-            if rows.any():
-                env = int(rows.argmax())
-                value = "NaN" if np.isnan(array[env]).any() else "an infinite value"
-                raise InvalidRow(
-                    f"{type(self).__name__}.{method} gave {value} in {what} for its env {env}: {array[env]}", env
-                )
-
-    def _check_simulations(self, method: str, mask: np.ndarray) -> None:
-        """Raises InvalidRow for such values in a simulation, which MuJoCo would reset without an error."""
-        if self._is_custom and not np.isfinite(self.physics.batch.state).all():
-            for name in INPUTS:
-                self._check_finite(method, f"data.{name}", self.physics.batch.bind(name), mask)
-        for name, values in self.physics.varied.items():
-            self._check_finite(method, f"the model's {name}", values, mask)
-
-    def _reset_rows(self, ids: np.ndarray, seeds: Sequence[int | None]) -> None:
-        for i in ids.tolist():
-            if seeds[i] is not None or self._generators[i] is None:
-                self._generators[i], self._seeds[i] = seeding.np_random(seeds[i])
+    def _begin(self, mask: np.ndarray, seeds: Sequence[int | None] | None = None) -> None:
+        """Resets the simulations of the envs in the mask, `bool[N]`, and begins their episodes."""
+        ids = np.flatnonzero(mask)
+        rngs = self._episodes.restart(ids, seeds)
         self.physics.reset(ids)
-        self.steps[ids], self._ended[ids] = 0, False
-        for returns in self._returns.values():
-            returns[ids] = 0.0
-        self.begin(ids, self.np_random[ids])
-        mask = np.zeros(self.num_envs, np.bool_)
-        mask[ids] = True
-        self._check_simulations("begin()", mask)
+        self.begin(ids, rngs)
+        self._checks.simulations("begin()", mask)
         self.physics.start(ids)
-        if not self._all_begun:
-            saved_arrays(self)  # raises
-            self._all_begun = None not in self._generators
         if self.with_contact_forces:
             self.physics.write_first_contact_forces(ids, self.cfrc_ext)
+        self._episodes.begin(ids)
 
-    def _checked_actions(self, actions: Any, ids: Sequence[int]) -> np.ndarray:
-        actions = np.ascontiguousarray(actions)  # the memory order determines the order of summation
-        if (of_one := self.single_action_space.shape) is None:
-            raise TypeError(
-                f"{type(self).__name__} has the action space {self.single_action_space}, but its actions must be arrays"
-            )
-        shape = (len(ids), *of_one)
-        if actions.shape != shape:
-            raise ValueError(f"actions have shape {actions.shape}, but these envs need {shape}")
-        if actions.dtype.kind not in "biuf":
-            raise ValueError(f"actions have dtype {actions.dtype}, but must be numbers")
-        invalid = ~np.isfinite(actions) if self._is_custom else np.isnan(actions)  # Gymnasium's tasks clip infinity
-        if np.count_nonzero(invalid):
-            at = int(invalid.reshape(len(ids), -1).any(axis=1).argmax())
-            raise InvalidRow(
-                f"the action for env {ids[at]} of this {type(self).__name__} is NaN or infinite: {actions[at]}. "
-                "No env was stepped.",
-                ids[at],
-            )
-        return actions
+    def _reset_infos(self) -> Infos:
+        return self._checks.infos("reset_infos()", self.reset_infos()) if self._with_infos else {}
 
     # Like Gymnasium's own vector envs, this returns tuples, although the base class is annotated otherwise.
     @property
     def np_random_seed(self) -> tuple[int | None, ...]:  # type: ignore[override]
         """The seed of each env's generator."""
-        return tuple(self._seeds)
+        return tuple(self._episodes.seeds)
 
     @property  # type: ignore[misc]
     def np_random(self) -> Generators:  # type: ignore[override]
         """Each env's generator, or None before its first reset."""
-        return Generators(self._generators)
+        return Generators(self._episodes.generators)
 
     def get_state(self) -> list[dict[str, Any]]:
         """Returns the state of each env as plain values.
@@ -530,13 +351,18 @@ class MujocoVectorEnv(VectorEnv):
             NotRestorable: If the class does not declare `saved`, or MuJoCo's batch does not expose the model's state.
         """
         self._assert_open()
-        return states_of(self)
+        if self._is_custom:
+            check_declares(type(self))
+        return states_of(self.physics, self._episodes, self._saved_arrays())
 
     def set_state(self, states: Sequence[dict[str, Any]]) -> None:
         """Restores the states that `get_state` returned for envs that were built in the same way."""
         self._assert_open()
-        restore_states(self, states)
-        self._check_simulations("set_state()", self._everyone)
+        restore_states(self.physics, self._episodes, self._saved_arrays(), states)
+        self._checks.simulations("set_state()", self._everyone)
+
+    def _saved_arrays(self) -> dict[str, np.ndarray]:
+        return {"cfrc_ext": self.cfrc_ext} | declared_arrays(self, self.saved, self.num_envs)
 
     def drop_infos(self) -> None:
         """Stops computing infos, except final observations and for overrides of `step`, `step_rows` and `reset`."""

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from gymnasium.envs.mujoco import humanoid_v5, humanoidstandup_v5
 
-from vecenv.mujoco.env import Infos
-from vecenv.mujoco.task import GymnasiumTask, position_infos, sum_of_squares, within
+from vecenv.mujoco.episodes import Infos
+from vecenv.mujoco.gymnasium_task import GymnasiumTask, position_infos, sum_of_squares, within
 
 
 class _Human(GymnasiumTask):

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from gymnasium.envs.mujoco import ant_v5, half_cheetah_v5, hopper_v5, swimmer_v5, walker2d_v5
 
-from vecenv.mujoco.env import Infos
-from vecenv.mujoco.task import GymnasiumTask, position_infos, sum_of_squares, within
+from vecenv.mujoco.episodes import Infos
+from vecenv.mujoco.gymnasium_task import GymnasiumTask, position_infos, sum_of_squares, within
 
 
 class _Runner(GymnasiumTask):

@@ -12,7 +12,6 @@ import copy
 import ctypes
 import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeAlias
@@ -248,24 +247,24 @@ def _restore_after_fork() -> None:
 os.register_at_fork(after_in_child=_restore_after_fork)
 
 
-@contextlib.contextmanager
-def untimed() -> Iterator[None]:
-    """Stops MuJoCo from reading the clock inside the block. Meanwhile, MuJoCo's timers in other threads are wrong.
+class untimed:  # a class, because entering a generator with `contextlib.contextmanager` takes longer
+    """Stops MuJoCo from reading the clock inside a `with` block. Meanwhile, MuJoCo's timers in other threads are wrong.
 
     The pointer to the clock is never NULL, because another thread may be about to call it.
     """
-    global _untimed_calls, _saved_clock
-    if _CLOCK is None:
-        yield
-        return
-    with _lock:
-        if _untimed_calls == 0:
-            _saved_clock, _CLOCK.value = _CLOCK.value, _NO_CLOCK
-        _untimed_calls += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _untimed_calls -= 1
-            if _untimed_calls == 0:
-                _CLOCK.value = _saved_clock
+
+    def __enter__(self) -> None:
+        global _untimed_calls, _saved_clock
+        if _CLOCK is not None:
+            with _lock:
+                if _untimed_calls == 0:
+                    _saved_clock, _CLOCK.value = _CLOCK.value, _NO_CLOCK
+                _untimed_calls += 1
+
+    def __exit__(self, *_: object) -> None:
+        global _untimed_calls
+        if _CLOCK is not None:
+            with _lock:
+                _untimed_calls -= 1
+                if _untimed_calls == 0:
+                    _CLOCK.value = _saved_clock

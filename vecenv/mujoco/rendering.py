@@ -17,6 +17,7 @@ from vecenv.errors import RenderingFailed
 from vecenv.mujoco.physics import Physics
 from vecenv.opengl import ADVICE, backends
 
+RENDER_MODES = ["human", "rgb_array", "depth_array", "rgbd_tuple"]
 DEFAULT_SIZE = 480  # pixels, as in Gymnasium's MujocoEnv
 OPTIONS = {"width", "height", "camera_id", "camera_name", "default_camera_config", "max_geom", "visual_options"}
 
@@ -26,12 +27,18 @@ class BatchRenderer:
 
     Args:
         physics: The simulations, built with `whole=True` if there is a render mode.
-        render_mode: None if nothing will be rendered.
-        options: Values for any of `OPTIONS`, which replace Gymnasium's defaults. Others raise TypeError.
+        render_mode: One of `RENDER_MODES`, or None if nothing will be rendered.
+        options: Values for any of `OPTIONS`, which replace Gymnasium's defaults.
         follows: Whether the camera follows the robot if no option sets a camera.
+
+    Raises:
+        ValueError: If the render mode is unknown.
+        TypeError: If an option is unknown.
     """
 
     def __init__(self, physics: Physics, render_mode: str | None, options: dict[str, Any], *, follows: bool):
+        if render_mode not in (None, *RENDER_MODES):
+            raise ValueError(f"render_mode={render_mode!r} is unknown: use None or one of {RENDER_MODES}")
         for name in options:
             if name not in OPTIONS:
                 raise TypeError(f"got an unexpected keyword argument '{name}'")

@@ -1,4 +1,4 @@
-"""Saves and restores the envs of a `MujocoVectorEnv` bit for bit: simulations, generators and episodes."""
+"""Saves and restores the envs of a `MujocoVectorEnv` bit for bit: simulations, episodes and the task's arrays."""
 
 from __future__ import annotations
 
@@ -12,11 +12,20 @@ import numpy as np
 from mujoco.batch import MODEL_FIELDS
 
 from vecenv.errors import NotRestorable
+from vecenv.mujoco.episodes import Episodes
+from vecenv.mujoco.physics import Physics
+
+Arrays = dict[str, np.ndarray]
+"""Arrays `[N, ...]` by name."""
 
 
-def states_of(envs: Any) -> list[dict[str, Any]]:
-    """Returns the states for `MujocoVectorEnv.get_state`."""
-    batch, model = envs.physics.batch, envs.physics.model
+def states_of(physics: Physics, episodes: Episodes, arrays: Arrays) -> list[dict[str, Any]]:
+    """Returns one state per env: its generator and seed, and its rows of the simulations, the episodes and `arrays`.
+
+    Raises:
+        NotRestorable: If MuJoCo's batch does not expose all of the simulations' state.
+    """
+    batch, model = physics.batch, physics.model
     for is_hidden, what in (
         (model.nplugin, "engine plugins, which may have their own state"),
         (model.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP, "sleep enabled, which the states do not capture"),
@@ -24,35 +33,33 @@ def states_of(envs: Any) -> list[dict[str, Any]]:
     ):
         if is_hidden:
             raise NotRestorable(f"the simulations cannot be restored exactly, because they have {what}")
-    cls = type(envs)
-    if "saved" not in vars(cls) and not cls.__module__.startswith("vecenv.mujoco."):
-        raise NotRestorable(
-            f"{cls.__qualname__} does not declare `saved`, so its state cannot be restored exactly. Set the class "
-            "attribute `saved` to the names of its attributes that change during episodes, which must be arrays with "
-            "one row per env, or to () if there are none."
-        )
-    columns = _columns(envs)
+    columns = _columns(physics, episodes) | arrays
     return [
-        {"generator": deepcopy(generator), "seed": envs._seeds[i]}
+        {"generator": deepcopy(generator), "seed": seed}
         | {name: np.array(column[i]) for name, column in columns.items()}
-        for i, generator in enumerate(envs._generators)
+        for i, (generator, seed) in enumerate(zip(episodes.generators, episodes.seeds, strict=True))
     ]
 
 
-def restore_states(envs: Any, states: Sequence[dict[str, Any]]) -> None:
-    """Restores the states for `MujocoVectorEnv.set_state`."""
-    if len(states) != envs.num_envs:
-        raise ValueError(f"set_state() needs one state for each of {envs.num_envs} envs, but got {len(states)}")
+def restore_states(physics: Physics, episodes: Episodes, arrays: Arrays, states: Sequence[dict[str, Any]]) -> None:
+    """Restores the states that `states_of` returned for envs that were built in the same way.
+
+    Raises:
+        ValueError: If the number of states, or the names and shapes of their entries, do not fit these envs.
+    """
+    num_envs = len(episodes.steps)
+    if len(states) != num_envs:
+        raise ValueError(f"set_state() needs one state for each of {num_envs} envs, but got {len(states)}")
     saved = {name for state in states for name in state}
     for name in saved:
         if name.startswith("return "):
-            envs._returns.setdefault(name[7:], np.zeros(envs.num_envs))
+            episodes.returns.setdefault(name[7:], np.zeros(num_envs))
     for name in MODEL_FIELDS:
-        if f"model {name}" in saved or envs.physics.batch.expanded(name) is not None:
-            envs.physics.expand(name)
-    columns = _columns(envs)
+        if f"model {name}" in saved or physics.batch.expanded(name) is not None:
+            physics.expand(name)
+    columns = _columns(physics, episodes) | arrays
     defaults = {name: np.float64(0) for name in columns if name.startswith("return ")}
-    defaults |= {name: attrgetter(name[6:])(envs.physics.batch.model) for name in columns if name.startswith("model ")}
+    defaults |= {name: attrgetter(name[6:])(physics.batch.model) for name in columns if name.startswith("model ")}
     for i, state in enumerate(states):
         values = defaults | {name: value for name, value in state.items() if name not in ("generator", "seed")}
         found, needed = ({k: np.shape(v) for k, v in values.items()}, {k: v.shape[1:] for k, v in columns.items()})
@@ -63,33 +70,41 @@ def restore_states(envs: Any, states: Sequence[dict[str, Any]]) -> None:
             )
         for name, column in columns.items():
             column[i] = values[name]
-        envs._generators[i], envs._seeds[i] = deepcopy(state["generator"]), state["seed"]
-    envs._all_begun = None not in envs._generators
+        episodes.generators[i], episodes.seeds[i] = deepcopy(state["generator"]), state["seed"]
+    episodes.all_begun = None not in episodes.generators
 
 
-def _columns(envs: Any) -> dict[str, np.ndarray]:
-    """Returns the arrays `[N, ...]` that hold the state: one row for each env."""
-    batch = envs.physics.batch
-    columns = {"state": batch.state, "cfrc_ext": envs.cfrc_ext, "steps": envs.steps, "ended": envs._ended}
+def _columns(physics: Physics, episodes: Episodes) -> Arrays:
+    """Returns the arrays `[N, ...]` that hold the state of the simulations and of the episodes."""
+    columns = {"state": physics.batch.state, "steps": episodes.steps, "ended": episodes.over}
     # A step reads only the state, but the next rewards may depend on other fields that the last step computed.
-    for name, values in batch.derived.items():
+    for name, values in physics.batch.derived.items():
         columns[f"data {name}"] = values.view()
         columns[f"data {name}"].flags.writeable = True
     for name in MODEL_FIELDS:
-        if (values := batch.expanded(name)) is not None:
-            columns[f"model {name}"] = envs.physics.varied.get(name, values)
-    columns |= {f"return {term}": returns for term, returns in envs._returns.items()}
-    return columns | {f"saved {name}": values for name, values in saved_arrays(envs).items()}
+        if (values := physics.batch.expanded(name)) is not None:
+            columns[f"model {name}"] = physics.varied.get(name, values)
+    return columns | {f"return {term}": returns for term, returns in episodes.returns.items()}
 
 
-def saved_arrays(envs: Any) -> dict[str, np.ndarray]:
-    """Returns the arrays `[N, ...]` that the task declares in `saved`; raises ValueError if one is missing."""
-    arrays: dict[str, Any] = {name: getattr(envs, name, None) for name in envs.saved}
+def declared_arrays(task: object, names: Sequence[str], num_envs: int) -> Arrays:
+    """Returns the arrays `[N, ...]` that a task declares in `saved`; raises ValueError if one is missing."""
+    arrays: dict[str, Any] = {name: getattr(task, name, None) for name in names}
     for name, values in arrays.items():
-        if not isinstance(values, np.ndarray) or values.shape[:1] != (envs.num_envs,):
+        if not isinstance(values, np.ndarray) or values.shape[:1] != (num_envs,):
             found = f"an array of shape {values.shape}" if isinstance(values, np.ndarray) else repr(values)
             raise ValueError(
-                f"{type(envs).__name__}.saved lists {name!r}, which must be an array [N, ...] with N={envs.num_envs} "
+                f"{type(task).__name__}.saved lists {name!r}, which must be an array [N, ...] with N={num_envs} "
                 f"that the constructor sets, but it is {found}"
             )
-    return arrays
+    return {f"saved {name}": values for name, values in arrays.items()}
+
+
+def check_declares(task_class: type) -> None:
+    """Raises NotRestorable if a custom task's class does not say in `saved` which of its arrays belong to its state."""
+    if "saved" not in vars(task_class):
+        raise NotRestorable(
+            f"{task_class.__qualname__} does not declare `saved`, so its state cannot be restored exactly. Set the "
+            "class attribute `saved` to the names of its attributes that change during episodes, which must be arrays "
+            "with one row per env, or to () if there are none."
+        )

@@ -59,6 +59,8 @@ def timed_out(workers: Iterable[WorkerHandle], doing: str, timeout: float | None
 
 def worker_failed(worker: WorkerHandle, reply: ErrorReply, *, broken: bool = True) -> VecEnvError:
     """Returns the error for an exception in a worker, which has broken the vector env or has not."""
+    if reply.other_form is not None:
+        return reply.other_form
     try:
         exception_type = None if reply.exception is None else pickle.loads(reply.exception)
     except Exception:  # its module cannot be imported here

@@ -42,7 +42,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import cloudpickle
 
-from vecenv.errors import MessageTooLarge
+from vecenv.errors import MessageTooLarge, OtherForm
 from vecenv.memory.layout import Layout
 from vecenv.rows.messages import EnvDescription, ResetCommand, StepObjects
 from vecenv.rows.rows import Rows
@@ -171,6 +171,7 @@ class ErrorReply:
         env: Index of the env that raised; None if no single env did.
         doing: What the env was doing, such as "step".
         refusal: The message of a `NotRestorable` or a `SharedMemoryFull`, which is no fault of the env; else None.
+        other_form: The exception itself if it is an `OtherForm`; else None.
     """
 
     traceback: str
@@ -178,6 +179,7 @@ class ErrorReply:
     env: int | None
     doing: str
     refusal: str | None
+    other_form: OtherForm | None
 
 
 P = TypeVar("P")

@@ -28,7 +28,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
-from vecenv.errors import NotRestorable, SharedMemoryFull
+from vecenv.errors import NotRestorable, OtherForm, SharedMemoryFull
 from vecenv.memory.block import Block
 from vecenv.resources import tightest_limit
 from vecenv.rows.batch_rows import make_rows
@@ -289,7 +289,8 @@ class CommandServer:
         except Exception:
             exception = None
         refusal = _shortened(str(error)) if isinstance(error, NotRestorable | SharedMemoryFull) else None
-        self.pipe.send(encode(Kind.ERROR, slot, ErrorReply(text, exception, env, doing, refusal)))
+        other_form = error if isinstance(error, OtherForm) else None
+        self.pipe.send(encode(Kind.ERROR, slot, ErrorReply(text, exception, env, doing, refusal, other_form)))
 
 
 def _shortened(text: str) -> str:

@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from vecenv.mujoco.env import Infos, MujocoVectorEnv
+from vecenv.mujoco.env import MujocoVectorEnv
+from vecenv.mujoco.episodes import Infos
 from vecenv.mujoco.generators import Generators
 
 

@@ -1,0 +1,106 @@
+"""Finds the spec of an env id, in this process or in a worker.
+
+An id that names a module which this process has not imported is resolved by the workers, because an import can have
+side effects: dm_control, for example, loads EGL, which crashes a process that has loaded TensorFlow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import VectorEnv
+
+from vecenv.ids.imports import check_installed, did_you_mean, import_module
+
+REGISTERED = "vecenv.make:make_registered"
+"""Entry point of "vecenv/ID"."""
+
+# Gymnasium's own MuJoCo tasks, under any id and with any registered arguments.
+_MUJOCO_ENTRY_POINT = re.compile(r"gymnasium\.envs\.mujoco\.\w+_v5:(\w+)Env")
+
+_vector_envs: dict[str, EnvSpec] = {}  # outlines of vector envs that workers found for ids of modules not imported here
+
+
+def find_spec(env_id: str | EnvSpec, *, here: bool) -> tuple[EnvSpec | None, str | EnvSpec]:
+    """Returns the spec of an id, and what `load_spec` needs to find it in the processes that build the envs.
+
+    The spec is None if only the workers may import the module of the id, unless this process builds the envs (`here`),
+    or the workers have reported a vector env.
+    """
+    if isinstance(env_id, str) and not here:
+        module = env_id.rpartition(":")[0]
+        if module and module not in sys.modules and module.partition(".")[0] != "vecenv":
+            check_installed(module, f"env id {env_id!r}")
+            return _vector_envs.get(env_id), env_id
+    spec = load_spec(env_id)
+    return spec, spec
+
+
+def remember_vector_env(env_id: str, outline: EnvSpec) -> None:
+    """Notes that a worker has found a vector env for an id, so that `find_spec` returns this outline of its spec."""
+    _vector_envs[env_id] = outline
+
+
+def load_spec(env_id: str | EnvSpec) -> EnvSpec:
+    """Returns the spec of an env, after importing the module of "module:id" in this process.
+
+    A class or function that is not registered gets a spec whose id is "module:name". The spec of "vecenv/ID" is that of
+    ID, because the arguments of `make_registered` are not the env's. Gymnasium's MuJoCo tasks get the vector form of
+    `vecenv.mujoco`.
+    """
+    if isinstance(env_id, str):
+        where, _, name = env_id.rpartition(":")
+        module = import_module(where, f"env id {env_id!r}") if where else None
+        if module is not None and name not in gym.registry and (creator := getattr(module, name, None)) is not None:
+            return _unregistered(env_id, creator)
+        try:
+            env_id = gym.spec(name)
+        except (gym.error.NameNotFound, gym.error.NamespaceNotFound) as error:
+            if module is not None:
+                advice = f"The module {where} has no class or function {name} either.{did_you_mean(name, module)}"
+            elif "Did you mean" in str(error):
+                raise
+            else:
+                advice = 'If a package registers this id, import it or name its module: "module:id".'
+            raise type(error)(f"{error} {advice}") from None
+    if env_id.vector_entry_point == REGISTERED:
+        return load_spec(env_id.kwargs["env_id"])
+    if isinstance(env_id.entry_point, str) and (task := _MUJOCO_ENTRY_POINT.fullmatch(env_id.entry_point)):
+        return dataclasses.replace(env_id, vector_entry_point=f"vecenv.mujoco:{task[1]}")
+    return env_id
+
+
+def load_outline(env_id: str) -> EnvSpec:
+    """Returns a spec that every process can unpickle: without arguments and wrappers, and with no class or function.
+
+    An entry point that is a class or a function is replaced by the id.
+    """
+    spec = load_spec(env_id)
+    values = {field.name: getattr(spec, field.name) for field in dataclasses.fields(EnvSpec) if field.init}
+    for form in ("entry_point", "vector_entry_point"):
+        if callable(values[form]):
+            values[form] = env_id
+    return EnvSpec(**{**values, "kwargs": {}, "additional_wrappers": ()})
+
+
+def package_of(entry_point: Any) -> str:
+    """Returns the package that defines an entry point, or "" if there is no entry point."""
+    module = entry_point if isinstance(entry_point, str) else getattr(entry_point, "__module__", "")
+    return module.partition(".")[0]
+
+
+def _unregistered(env_id: str, creator: Any) -> EnvSpec:
+    """Returns a spec for a class or function that is not registered."""
+    if not callable(creator):
+        raise gym.error.Error(
+            f"env id {env_id!r} names a value of type {type(creator).__name__}: name a registered id, or a class or "
+            "function that makes the env"
+        )
+    if isinstance(creator, type) and issubclass(creator, VectorEnv):
+        return EnvSpec(env_id, vector_entry_point=creator)  # type: ignore[arg-type]
+    return EnvSpec(env_id, entry_point=creator)
