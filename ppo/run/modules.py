@@ -12,7 +12,7 @@ from ppo.config import Config
 from ppo.errors import RunError
 from ppo.run.folder import Run
 
-OWN = "vecenv.atari:Atari/"  # prefix of the ids of this project's Atari games, which need no trust
+OWN = ("vecenv.atari:Atari/", "vecenv.robots:Quadruped-v0")  # prefixes of this project's ids, which need no trust
 WRAPPERS = ("gymnasium.wrappers", "vecenv.wrappers")  # modules that need no trust either
 
 

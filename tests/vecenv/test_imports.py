@@ -24,6 +24,7 @@ LAYERS = {
     "workers": {"resources", "tree", "errors", "memory", "rows"},
     "vector": {"resources", "tree", "errors", "memory", "rows", "state", "workers"},
     "mujoco": {"tree", "errors", "opengl", "resources", "rows", "state"},
+    "robots": {"mujoco"},
     "make": {"resources", "tree", "rows", "vector", "workers"},
     "ingraph": {"tree", "errors", "memory", "rows", "vector"},
     "adapters": {"tree", "errors", "make", "memory", "rows", "state", "vector", "workers", "wrappers"},
