@@ -29,8 +29,9 @@ LAYERS = {
     "ingraph": {"tree", "errors", "memory", "rows", "vector"},
     "adapters": {"tree", "errors", "make", "memory", "rows", "state", "vector", "workers", "wrappers"},
     "testing": {"errors", "tree", "rows", "vector"},
-    "__main__": {"opengl", "resources"},
-    "__init__": {"errors", "make", "resources", "rows", "state", "vector", "workers"},
+    "version": set(),
+    "__main__": {"opengl", "resources", "version"},
+    "__init__": {"errors", "make", "resources", "rows", "state", "vector", "version", "workers"},
 }
 
 PPO_LAYERS = (
