@@ -206,7 +206,14 @@ def test_the_error_of_a_command_without_its_packages_says_what_to_install(comman
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert done.stderr == "error: ppo's commands need tyro: `pip install -e '.[ppo]'`\n"
+    assert done.stderr == "error: ppo's commands need tyro: `pip install 'vecenv-ppo[ppo]'`\n"
+
+
+def test_messages_name_installs_that_work_without_a_clone():
+    texts = [file.read_text() for package in ("vecenv", "ppo") for file in (ROOT / package).rglob("*.py")]
+    extras = {extra for text in texts for extra in re.findall(r"pip install 'vecenv-ppo\[(\w+)\]'", text)}
+    assert {"ppo", "video", "plot", "atari", "ray"} <= extras <= set(setup()["options.extras_require"])
+    assert not any("pip install -e" in text or "pip install '." in text for text in texts)
 
 
 def test_benchmarks_that_users_run_need_no_pytest():
