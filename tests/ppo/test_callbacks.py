@@ -384,7 +384,9 @@ def test_a_logger_that_cannot_begin_does_not_hide_why(train, fake):
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
 def test_a_missing_package_is_an_error_before_training_that_says_what_to_install(monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ImportError, match=rf"ppo.callbacks.{name} needs the package {name}: `pip install 'vecenv-ppo\[{name}\]'"):
+    with pytest.raises(
+        ImportError, match=rf"ppo.callbacks.{name} needs the package {name}: `pip install 'vecenv-ppo\[{name}\]'"
+    ):
         getattr(ppo.callbacks, name)()
 
 
