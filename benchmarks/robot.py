@@ -4,7 +4,7 @@ Unit: env-steps per second of all envs, four simulation steps each, as the media
 the bare physics to vecenv's complete task within a round. All use all cores, except the plain loop.
 Not measured: creation and the policy.
 
-All rivals step examples/quadruped.xml in turns, with the same random actions. "vecenv" is the complete task, with
+All rivals step vecenv/robots/quadruped.xml in turns, with the same random actions. "vecenv" is the complete task, with
 current sensors, observations, rewards, infos, noise, pushes, randomized models and autoreset. The bare physics repeats
 its states and controls with the model of the file, and computes nothing else.
 
@@ -27,8 +27,8 @@ from typing import Any
 import mujoco
 import numpy as np
 
-TASK = "examples.quadruped:Quadruped-v0"
-MODEL = Path(__file__).parents[1] / "examples" / "quadruped.xml"
+TASK = "vecenv.robots:Quadruped-v0"
+MODEL = Path(__file__).parents[1] / "vecenv" / "robots" / "quadruped.xml"
 SUBSTEPS = 4
 FIELDS = ("qpos", "qvel", "qacc_warmstart", "ctrl")
 ENV_STEPS = 6400  # of a round
@@ -78,8 +78,8 @@ def rivals(num_envs: int, interpreter: str | None, file: Path) -> dict[str, Call
         file: File for the recorded states.
     """
     import vecenv
-    from examples.quadruped import Quadruped
     from vecenv import available_cores
+    from vecenv.robots import Quadruped
 
     actions = random_actions(num_envs)
     envs = vecenv.make(TASK, num_envs)

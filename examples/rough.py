@@ -4,13 +4,11 @@ Train it:  python -m ppo train --config quadruped --env examples.rough:RoughQuad
     --info-metrics level error/velocity error/yaw --logdir runs
 """
 
-from pathlib import Path
-
 import gymnasium as gym
 import mujoco
 import numpy as np
 
-from examples.quadruped import Quadruped
+from vecenv.robots.quadruped import MODEL, Quadruped
 
 CELL = 0.25  # meters between two heights
 LANE = 24  # rows of heights in the lane of a level
@@ -31,7 +29,7 @@ class RoughQuadruped(Quadruped):
     def __init__(self, num_envs, *, xml_file=None, level=None, **kwargs):
         bumps = np.random.default_rng(0).uniform(0, 1, (LANE * len(BUMPS),) * 2) * np.repeat(BUMPS, LANE)[:, None]
         self.ground = np.pad(bumps, BORDER)
-        spec = mujoco.MjSpec.from_file(str(xml_file or Path(__file__).with_name("quadruped.xml")))
+        spec = mujoco.MjSpec.from_file(str(xml_file or MODEL))
         for geom in spec.worldbody.geoms:
             spec.delete(geom)
         rows, highest = len(self.ground), self.ground.max()

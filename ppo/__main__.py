@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"error: unknown command {name!r}: use one of {', '.join(COMMANDS)}.{hint}", file=sys.stderr)
         sys.exit(2)
     if missing := [package for package in NEEDED if find_spec(package) is None]:
-        print(f"error: ppo's commands need {', '.join(missing)}: `pip install -e '.[ppo]'`", file=sys.stderr)
+        print(f"error: ppo's commands need {', '.join(missing)}: `pip install 'vecenv-ppo[ppo]'`", file=sys.stderr)
         sys.exit(2)
     for number in range(3):  # otherwise a file with the number of a closed stream would receive its output
         try:

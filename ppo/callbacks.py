@@ -237,7 +237,9 @@ def _imported(name: str, **environment: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ImportError(f"ppo.callbacks.{name} needs the package {name}: `pip install -e '.[{name}]'`") from error
+        raise ImportError(
+            f"ppo.callbacks.{name} needs the package {name}: `pip install 'vecenv-ppo[{name}]'`"
+        ) from error
 
 
 class _Tracker(Callback):

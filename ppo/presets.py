@@ -71,10 +71,10 @@ PRESETS: dict[str, Config] = {
         normalize_advantages=False,  # as for cartpole
         entropy_coef=0.01,  # with less noise the poles never lean far, and the policy never learns to recover
     ),
-    # From a clone, which contains the example. With a floor of -1.5, the policy needs the noise to walk: the tracking
-    # errors of the deterministic policy are larger than those in training.
+    # With a floor of -1.5, the policy needs the noise to walk: the tracking errors of the deterministic policy are
+    # larger than those in training.
     "quadruped": Config(
-        env="examples.quadruped:Quadruped-v0",
+        env="vecenv.robots:Quadruped-v0",
         total_steps=2_500_000,
         minibatch_size=512,
         epochs=5,

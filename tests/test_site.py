@@ -44,8 +44,8 @@ def test_the_site_loads_nothing_from_other_servers(site):
 def test_the_site_shows_the_code_of_the_examples(site):
     """The site cannot link to files outside of docs/, so a page includes them."""
     shown = html.unescape(re.sub("<[^>]+>", "", (site / "examples" / "index.html").read_text()))
-    for file in ("quadruped.py", "quadruped.xml", "a2c.py"):
-        assert (ROOT / "examples" / file).read_text().strip() in shown, file
+    for file in ("vecenv/robots/quadruped.py", "vecenv/robots/quadruped.xml", "examples/a2c.py"):
+        assert (ROOT / file).read_text().strip() in shown, file
 
 
 def test_the_page_of_examples_has_every_example():
@@ -56,7 +56,7 @@ def test_the_page_of_examples_has_every_example():
     files = {
         f"examples/{file.name}" for file in (ROOT / "examples").iterdir() if file.suffix in (".py", ".xml", ".ipynb")
     }
-    assert files <= found and len(files) > 10
+    assert files <= found and len(files) >= 10
 
 
 def test_every_page_is_in_the_table_of_contents():

@@ -5,6 +5,7 @@ Time comes first: `float32[T, N]`.
 """
 
 import os
+from typing import TYPE_CHECKING
 
 if os.name != "posix":  # before the imports that need POSIX
     raise ImportError(
@@ -59,6 +60,17 @@ __all__ = [
     "warm_up",
 ]
 
-__version__ = "0.2.0"
-
 register_envs()  # the only effect of the import on Gymnasium
+
+if TYPE_CHECKING:
+    __version__: str
+else:
+
+    def __getattr__(name: str) -> str:
+        """Returns `__version__` on first use, because it asks git in a clone."""
+        if name != "__version__":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from vecenv.version import VERSION
+
+        globals()[name] = VERSION
+        return VERSION

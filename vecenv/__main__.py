@@ -15,8 +15,9 @@ from collections.abc import Sequence
 
 from vecenv import opengl
 from vecenv.resources import available_cores
+from vecenv.version import VERSION
 
-PACKAGES = ("vecenv-ppo", "gymnasium", "numpy", "cloudpickle", "mujoco", "tensorflow", "tyro", "rich", "tensorboard",
+PACKAGES = ("gymnasium", "numpy", "cloudpickle", "mujoco", "tensorflow", "tyro", "rich", "tensorboard",
             "imageio-ffmpeg", "matplotlib", "scipy", "optuna", "stable-baselines3", "dm-env")  # fmt: skip
 
 
@@ -29,6 +30,7 @@ def report() -> dict[str, str]:
         "python": f"{platform.python_version()}, {sys.implementation.name}"
         + (", free-threaded" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""),
         "platform": platform.platform(),
+        "vecenv-ppo": VERSION,
         **{package: _version(package) for package in PACKAGES},
         "cores": f"{os.cpu_count()}, of which this process may use {available_cores()}",
         "start methods": ", ".join(multiprocessing.get_all_start_methods()),

@@ -19,7 +19,7 @@ try:
     from ale_py.env import AtariEnv
     from ale_py.vector_env import AtariVectorEnv
 except ImportError as error:
-    raise gym.error.DependencyNotInstalled("Atari games need ale-py: `pip install -e '.[atari]'`") from error
+    raise gym.error.DependencyNotInstalled("Atari games need ale-py: `pip install 'vecenv-ppo[atari]'`") from error
 
 FRAMES_PER_SECOND = 60
 _NO_SEED = -1  # ale-py's number for a game that is not seeded

@@ -47,7 +47,7 @@ def command(argv: Sequence[str] | None = None) -> int:
     try:
         from ppo.results import curves
     except ImportError as error:
-        raise RunError(f"{error.name} is missing, but plots need it: `pip install -e '.[plot]'`") from error
+        raise RunError(f"{error.name} is missing, but plots need it: `pip install 'vecenv-ppo[plot]'`") from error
     figures = list(dict.fromkeys(arguments.metric)) or ["return"]
     panels = curves.grouped(_histories(arguments.runs, figures))
     files = curves.draw(panels, arguments.outdir, figures)

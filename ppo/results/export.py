@@ -298,7 +298,9 @@ def _onnx(served: _Served) -> bytes:
         import onnxruntime  # noqa: F401 - for the comparison
         import tf2onnx
     except ImportError as error:
-        raise ExportError(f"{error.name} is missing, but ONNX exports need it: `pip install -e '.[onnx]'`") from error
+        raise ExportError(
+            f"{error.name} is missing, but ONNX exports need it: `pip install 'vecenv-ppo[onnx]'`"
+        ) from error
     logging.getLogger("tf2onnx").setLevel(logging.CRITICAL)  # ONNX Runtime's error names an unknown operation, too
     model, _ = tf2onnx.convert.from_function(
         served.serve, served.serve.input_signature, custom_op_handlers={"Erfc": (_erfc, [])}

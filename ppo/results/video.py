@@ -177,7 +177,7 @@ def _check_encoder() -> None:
 
         subprocess.run([imageio_ffmpeg.get_ffmpeg_exe(), "-version"], check=True, capture_output=True)
     except ImportError as error:
-        raise VideoError(f"{error.name} is missing, but videos need it: `pip install -e '.[video]'`") from error
+        raise VideoError(f"{error.name} is missing, but videos need it: `pip install 'vecenv-ppo[video]'`") from error
     except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
         raise VideoError(
             f"videos need ffmpeg, and no working ffmpeg was found: run `apt-get install ffmpeg` ({error})"

@@ -12,7 +12,7 @@ from ppo.config import Config
 from ppo.errors import RunError
 from ppo.run.folder import Run
 
-ATARI = "vecenv.atari:Atari/"  # prefix of the ids of this project's Atari games, which need no trust
+TRUSTED = ("vecenv.atari:Atari/", "vecenv.robots:Quadruped-v0")  # prefixes of this project's ids, which need no trust
 WRAPPERS = ("gymnasium.wrappers", "vecenv.wrappers")  # modules that need no trust either
 
 
@@ -30,7 +30,7 @@ def modules_of(config: Config, *, env: bool = True) -> dict[str, str]:
         # Shimmy's "GymV26Environment-v0" makes the env that this argument names.
         ids = [config.env, *(str(kwargs.get("env_id", "")) for kwargs in (config.env_kwargs, config.eval_env_kwargs))]
         found |= {
-            f"env={name!r}": name.rpartition(":")[0] for name in ids if ":" in name and not name.startswith(ATARI)
+            f"env={name!r}": name.rpartition(":")[0] for name in ids if ":" in name and not name.startswith(TRUSTED)
         }
     wrappers = {text: vecenv.NamedWrapper(text).module for text in config.wrappers}
     return found | {f"wrapper {text!r}": name for text, name in wrappers.items() if name not in WRAPPERS}

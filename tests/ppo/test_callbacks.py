@@ -384,14 +384,16 @@ def test_a_logger_that_cannot_begin_does_not_hide_why(train, fake):
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
 def test_a_missing_package_is_an_error_before_training_that_says_what_to_install(monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ImportError, match=rf"ppo.callbacks.{name} needs the package {name}: `pip install -e .*{name}"):
+    with pytest.raises(
+        ImportError, match=rf"ppo.callbacks.{name} needs the package {name}: `pip install 'vecenv-ppo\[{name}\]'"
+    ):
         getattr(ppo.callbacks, name)()
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
 def test_a_missing_tracker_is_an_error_of_the_command_before_training(tmp_path, monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ppo.ConfigError, match=rf"--track {name}: .*`pip install -e '.\[{name}\]'`"):
+    with pytest.raises(ppo.ConfigError, match=rf"--track {name}: .*`pip install 'vecenv-ppo\[{name}\]'`"):
         command("train", ["--env", "CartPole-v1", "--track", name, "--logdir", str(tmp_path)])
     assert not list(tmp_path.iterdir())
 

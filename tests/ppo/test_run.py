@@ -155,9 +155,10 @@ def test_a_command_in_the_run_folder_imports_nothing_from_it(place, monkeypatch)
     assert not (place / "mark").exists()
 
 
-def test_atari_games_and_gymnasiums_wrappers_need_no_trust_but_other_uses_of_their_modules_do():
+def test_this_projects_ids_and_gymnasiums_wrappers_need_no_trust_but_other_uses_of_their_modules_do():
     assert modules_of(Config(env="vecenv.atari:Atari/Pong-v5", wrappers=("Autoreset",))) == {}
-    for env in ("vecenv.atari.more:Atari/Pong-v5", "vecenv.atari:make"):
+    assert modules_of(Config(env="vecenv.robots:Quadruped-v0")) == {}
+    for env in ("vecenv.atari.more:Atari/Pong-v5", "vecenv.atari:make", "vecenv.robots:Quadruped"):
         assert modules_of(Config(env=env)) == {f"env='{env}'": env.partition(":")[0]}
     assert list(modules_of(Config(network="vecenv.atari:make")).values()) == ["vecenv.atari"]
 

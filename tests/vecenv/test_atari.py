@@ -130,5 +130,5 @@ def test_a_game_renders_at_the_speed_of_its_frames():
 def test_without_ale_py_the_error_says_what_to_install(monkeypatch):
     module = importlib.import_module("vecenv.atari")
     monkeypatch.setitem(sys.modules, "ale_py", None)
-    with pytest.raises(gym.error.DependencyNotInstalled, match=r"need ale-py: `pip install -e '\.\[atari\]'`"):
+    with pytest.raises(gym.error.DependencyNotInstalled, match=r"need ale-py: `pip install 'vecenv-ppo\[atari\]'`"):
         importlib.reload(module)

@@ -24,13 +24,15 @@ LAYERS = {
     "workers": {"resources", "tree", "errors", "memory", "rows"},
     "vector": {"resources", "tree", "errors", "memory", "rows", "state", "workers"},
     "mujoco": {"tree", "errors", "opengl", "resources", "rows", "state"},
+    "robots": {"mujoco"},
     "ids": {"errors"},
     "make": {"ids", "resources", "rows", "vector", "workers"},
     "ingraph": {"tree", "errors", "memory", "rows", "vector"},
     "adapters": {"tree", "errors", "ids", "memory", "rows", "state", "vector", "workers", "wrappers"},
     "testing": {"errors", "tree", "rows", "vector"},
-    "__main__": {"opengl", "resources"},
-    "__init__": {"errors", "ids", "make", "resources", "rows", "state", "vector", "workers"},
+    "version": set(),
+    "__main__": {"opengl", "resources", "version"},
+    "__init__": {"errors", "ids", "make", "resources", "rows", "state", "vector", "version", "workers"},
 }
 
 PPO_LAYERS = (

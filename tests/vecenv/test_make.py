@@ -152,7 +152,7 @@ def test_only_mujoco_entry_points_are_stepped_in_cpp_or_need_a_reason(logged):
 
 
 def test_a_graph_rollout_in_cpp_equals_a_rollout_of_ordinary_envs():
-    import tensorflow as tf
+    tf = pytest.importorskip("tensorflow")
 
     from vecenv.ingraph import InGraphVectorEnv, slots_for
 

@@ -3,17 +3,22 @@
 Train it:  python -m ppo train --config quadruped --env-kwargs xml_file=PATH --logdir runs
 """
 
+from __future__ import annotations
+
+from collections.abc import Sequence
 from pathlib import Path
 
 import mujoco
 import numpy as np
+
+from vecenv.mujoco import Model
 
 LEGS = ("FL", "FR", "RL", "RR")
 HOME = (0.0, 0.9, -1.8)  # radians of the abduction, hip and knee joints
 TORQUES = (23.7, 23.7, 35.55)  # Nm, the limits of these joints in a Go1
 
 
-def fitted(source, kp=None):
+def fitted(source: Model, kp: float | None = None) -> mujoco.MjSpec | mujoco.MjModel:
     """Returns an MjSpec with a step of 5 ms, and with a floor, servos, sensors and "home" if the model lacks them.
 
     Args:
@@ -27,8 +32,10 @@ def fitted(source, kp=None):
     """
     if isinstance(source, mujoco.MjModel):
         return source
-    is_spec = isinstance(source, mujoco.MjSpec)
-    spec = source.copy() if is_spec else mujoco.MjSpec.from_file(str(Path(source).expanduser()))
+    if isinstance(source, mujoco.MjSpec):
+        spec = source.copy()
+    else:
+        spec = mujoco.MjSpec.from_file(str(Path(source).expanduser()))
     model = spec.compile()
     joints = [mujoco.mjtJoint(kind).name.removeprefix("mjJNT_").lower() for kind in model.jnt_type]
     if joints != ["free", *["hinge"] * 12]:
@@ -51,7 +58,7 @@ def fitted(source, kp=None):
     return spec
 
 
-def replace_actuators(spec, ranges, kp):
+def replace_actuators(spec: mujoco.MjSpec, ranges: np.ndarray, kp: float) -> None:
     for actuator in list(spec.actuators):
         spec.delete(actuator)
     for joint, limits, torque in zip(spec.joints[1:], ranges, TORQUES * 4, strict=True):
@@ -61,7 +68,7 @@ def replace_actuators(spec, ranges, kp):
         servo.set_to_position(kp=kp, kv=kp / 40)
 
 
-def foot_of(model, leg):
+def foot_of(model: mujoco.MjModel, leg: str) -> int:
     """Returns the id of a leg's foot: of the geoms of the last body that collide, the farthest from its joint."""
     bodies = [body for body in range(model.nbody) if model.body(body).name.startswith(leg)]
     geoms = np.flatnonzero(
@@ -75,7 +82,7 @@ def foot_of(model, leg):
     return geoms[np.linalg.norm(model.geom_pos[geoms], axis=1).argmax()]
 
 
-def add_sensors(spec, feet):
+def add_sensors(spec: mujoco.MjSpec, feet: Sequence[mujoco.MjsGeom]) -> None:
     sensor, obj = mujoco.mjtSensor, mujoco.mjtObj
     if spec.site("root") is None:
         spec.joints[0].parent.add_site(name="root", pos=[0, 0, 0])

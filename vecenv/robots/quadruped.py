@@ -1,24 +1,21 @@
 """A quadruped of 12.8 kg with twelve position servos learns to follow velocity commands.
 
 Train it:  python -m ppo train --config quadruped --logdir runs
-Steer it:  python -m examples.quadruped --view runs/NAME
 """
 
-import argparse
-import os
-import sys
-import time
-import warnings
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from __future__ import annotations
+
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
-from examples.menagerie import LEGS, fitted
-from vecenv.mujoco import MujocoVectorEnv
+from vecenv.mujoco import Generators, Model, MujocoVectorEnv
+from vecenv.robots.fitting import LEGS, fitted
 
+MODEL = Path(__file__).with_name("quadruped.xml")
 MAX_COMMAND = np.array([1.0, 0.5, 1.0])  # forward and left in m/s, yaw in rad/s
 COMMAND_STEPS = 250  # steps between two commands, 5 s
 PUSH_STEPS = 300  # steps between two pushes, 6 s
@@ -45,8 +42,8 @@ class Quadruped(MujocoVectorEnv):
     Observations are a dict: "policy" float32[N, 45], which a robot can measure, and "critic" float32[N, 28].
 
     Args:
-        xml_file: Another robot with the leg names of quadruped.xml: a path or an MjSpec. `menagerie.fitted` adds what
-            the model lacks.
+        xml_file: Another robot with the leg names of quadruped.xml: a path, an MjSpec or an MjModel. `fitting.fitted`
+            adds what the model lacks.
         kp: Stiffness in Nm/rad of position servos that replace the robot's actuators.
         reward_weights: Replaces some of `WEIGHTS`.
         noise: Scale of the noise of the sensors.
@@ -56,8 +53,18 @@ class Quadruped(MujocoVectorEnv):
     fields = ("sensordata", "actuator_force")
     saved = ("commands", "last_actions", "air_time", "noise", "errors")
 
-    def __init__(self, num_envs, *, xml_file=None, kp=None, reward_weights=None, noise=1.0, randomized=True, **kwargs):
-        spec = fitted(xml_file or Path(__file__).with_name("quadruped.xml"), kp)
+    def __init__(
+        self,
+        num_envs: int,
+        *,
+        xml_file: Model | None = None,
+        kp: float | None = None,
+        reward_weights: Mapping[str, float] | None = None,
+        noise: float = 1.0,
+        randomized: bool = True,
+        **kwargs: Any,
+    ):
+        spec = fitted(xml_file or MODEL, kp)
         super().__init__(num_envs, **{"xml_file": spec, "frame_skip": 4, "keyframe": "home", **kwargs})
         model = self.model
         servos = (model.actuator_biasprm[:, 1] < 0).sum()  # they pull joints towards the control
@@ -85,7 +92,7 @@ class Quadruped(MujocoVectorEnv):
         self.last_actions, self.air_time = np.zeros((num_envs, 12)), np.zeros((num_envs, 4))
         self.noise = np.zeros((num_envs, 30))
 
-    def begin(self, ids, rngs):
+    def begin(self, ids: np.ndarray, rngs: Generators) -> None:
         self.last_actions[ids] = self.air_time[ids] = self.errors[ids] = 0
         self.commands[ids] = self.draw_commands(rngs)
         self.noise[ids] = self.noise_scale * rngs.uniform(-1, 1, 30)
@@ -99,10 +106,10 @@ class Quadruped(MujocoVectorEnv):
             self.data.qpos[ids[:, None], self.joints] = self.home + rngs.uniform(-0.2, 0.2, 12)
             self.data.qvel[ids, :6] = rngs.uniform(-0.3, 0.3, 6)
 
-    def apply(self, actions):
+    def apply(self, actions: np.ndarray) -> np.ndarray:
         return self.home + ACTION_SCALE * np.clip(actions, -1, 1)
 
-    def after_step(self, ids, actions, rngs):
+    def after_step(self, ids: np.ndarray, actions: np.ndarray, rngs: Generators) -> None:
         self.last_actions[ids] = actions
         self.air_time[ids] = np.where(self.contacts()[ids], 0, self.air_time[ids] + self.dt)
         self.errors[ids] += self.tracking_errors()[ids]
@@ -113,7 +120,7 @@ class Quadruped(MujocoVectorEnv):
             due = self.steps[ids] % PUSH_STEPS == 0
             self.data.qvel[ids[due], :2] += rngs[due].uniform(-0.5, 0.5, 2)
 
-    def observe(self):
+    def observe(self) -> dict[str, np.ndarray]:
         q, qd = self.data.qpos[:, self.joints] - self.home, self.data.qvel[:, self.dofs]
         measured = np.concatenate([self.gyro, -self.up, q, qd], axis=1) + self.noise
         policy = np.concatenate([measured, self.commands, self.last_actions], axis=1)
@@ -122,7 +129,7 @@ class Quadruped(MujocoVectorEnv):
         critic = np.concatenate([*hidden, self.contacts(), *(v[:, :2] for v in self.foot_velocities)], axis=1)
         return {"policy": policy.astype(np.float32), "critic": critic.astype(np.float32)}
 
-    def outcome(self, before, actions):
+    def outcome(self, before: Any, actions: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray, dict[str, Any]]:
         contacts, errors = self.contacts(), self.tracking_errors()
         landed = contacts & (self.air_time > 0)
         moving = np.abs(self.commands).max(axis=1) > 0.1
@@ -145,115 +152,27 @@ class Quadruped(MujocoVectorEnv):
         fell = (self.up[:, 2] < 0.5) | (self.heights() < 0.13)
         return rewards, fell, infos
 
-    def draw_commands(self, rngs):
+    def draw_commands(self, rngs: Generators) -> np.ndarray:
         """Returns float64[n, 3]. A tenth of the commands are to stand still."""
         return rngs.uniform(-1, 1, 3) * MAX_COMMAND * (rngs.random(1) > 0.1)
 
-    def heights(self):
+    def heights(self) -> np.ndarray:
         """Returns how high the trunk is above the floor, in meters: float64[N]."""
         return self.data.qpos[:, 2]
 
-    def contacts(self):
+    def contacts(self) -> np.ndarray:
         """Returns which feet touch the floor: bool[N, 4]."""
         return self.data.sensordata[:, self.touching] > 0
 
-    def tracking_errors(self):
+    def tracking_errors(self) -> np.ndarray:
         """Returns the distances from the commanded velocity in m/s and yaw rate in rad/s: float64[N, 2]."""
         velocity = np.sqrt(squares(self.velocity[:, :2] - self.commands[:, :2]))
         return np.stack([velocity, np.abs(self.gyro[:, 2] - self.commands[:, 2])], axis=1)
 
 
-def squares(vectors):
+def squares(vectors: np.ndarray) -> np.ndarray:
     """Returns the sum of squares of each row, in an order that does not depend on the number of rows."""
     return np.square(np.ascontiguousarray(vectors)).sum(axis=1)
 
 
-gym.register("Quadruped-v0", vector_entry_point=Quadruped, max_episode_steps=1000)
-
-KEYS = {265: (0, 0.25), 264: (0, -0.25), 263: (2, 0.25), 262: (2, -0.25), 44: (1, 0.25), 46: (1, -0.25)}
-"""The part of the command that a key of GLFW changes, and by how much: the arrows, comma and period."""
-
-
-def steer(policy, **kwargs):
-    """Shows the policy in MuJoCo's viewer. The arrows change the forward velocity and the yaw rate, `,` and `.` change
-    the velocity to the left, and any other key stops the robot."""
-    import mujoco.viewer
-
-    envs, wanted = Quadruped(1, **{**kwargs, "randomized": False}), np.zeros(3)
-
-    def press(key):
-        part, change = KEYS.get(key, (slice(None), -wanted))
-        wanted[part] = np.clip(wanted + change, -MAX_COMMAND, MAX_COMMAND)[part]
-        print("forward {:+.2f} m/s, left {:+.2f} m/s, yaw {:+.2f} rad/s".format(*wanted))
-
-    observations, _ = envs.reset(seed=0)
-    data = envs.physics.batch.get_data(0)
-    with mujoco.viewer.launch_passive(envs.model, data, key_callback=press) as viewer:
-        viewer.cam.type, viewer.cam.trackbodyid = mujoco.mjtCamera.mjCAMERA_TRACKING, 1  # follows the trunk
-        while viewer.is_running():
-            start = time.monotonic()
-            envs.commands[:] = wanted
-            observations, *_ = envs.step(policy(observations))
-            envs.physics.batch.get_data(0, data)
-            viewer.sync()
-            time.sleep(max(0.0, envs.dt - (time.monotonic() - start)))
-
-
-def film(policy, file, seconds=10.0, **kwargs):
-    """Writes a GIF of the policy that follows random commands."""
-    from PIL import Image
-
-    envs = Quadruped(1, **{**kwargs, "randomized": False}, render_mode="rgb_array", width=320, height=240)
-    observations, _ = envs.reset(seed=0)
-    frames = []
-    for step in range(round(seconds / envs.dt)):
-        observations, *_ = envs.step(policy(observations))
-        if step % 2 == 0:
-            frames.append(Image.fromarray(envs.render()[0]))
-    envs.close()
-    frames[0].save(file, save_all=True, append_images=frames[1:], duration=40, loop=0)
-    print(f"wrote {file}, because no display was found")
-
-
-def has_display():
-    """Returns whether a window can be opened: DISPLAY may name a display that does not exist."""
-    import glfw
-
-    with warnings.catch_warnings(action="ignore"):
-        return sys.platform == "darwin" or bool(glfw.init())
-
-
-def load(run):
-    import ppo
-
-    load.policy = ppo.load_policy(run)
-
-
-def act(observations):
-    return load.policy(observations)
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--view", metavar="RUN", required=True, help="Run folder whose policy to show.")
-    parser.add_argument("--gif", default="quadruped.gif", help="File to write where no display exists.")
-    parser.add_argument("--seconds", type=float, default=10.0, help="Length of the GIF.")
-    arguments = parser.parse_args()
-    import ppo
-
-    kwargs = ppo.Run.open(arguments.view).read_config().env_kwargs
-    # Mesa's OpenGL may crash in a process that has loaded TensorFlow, so the policy has a process of its own.
-    with ProcessPoolExecutor(1, get_context("spawn"), load, (arguments.view,)) as process:
-
-        def policy(observations):
-            return process.submit(act, observations).result()
-
-        if has_display():
-            steer(policy, **kwargs)
-        else:
-            os.environ.pop("DISPLAY", None)  # otherwise, MuJoCo would render with it
-            film(policy, arguments.gif, arguments.seconds, **kwargs)
-
-
-if __name__ == "__main__":
-    main()
+gym.register("Quadruped-v0", vector_entry_point="vecenv.robots:Quadruped", max_episode_steps=1000)
