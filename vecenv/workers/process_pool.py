@@ -16,7 +16,15 @@ from typing import Any
 
 from gymnasium import logger
 
-from vecenv.errors import EnvError, NotRestorable, SharedMemoryFull, VecEnvError, WorkerDied, env_error
+from vecenv.errors import (
+    EnvError,
+    NotRestorable,
+    NotRestorableNow,
+    SharedMemoryFull,
+    VecEnvError,
+    WorkerDied,
+    env_error,
+)
 from vecenv.memory.block import Block
 from vecenv.memory.layout import Layout
 from vecenv.resources import available_cores, cpu_quota
@@ -183,7 +191,7 @@ class ProcessPool(Pool):
                 if cut is not None:
                     replies[run.index] = combined((0, part) for part in (replies[run.index], cut) if part is not None)
         elif kind == Kind.GET_STATE and cuts.unreported:
-            error = NotRestorable("a worker was just restarted: step all its envs before you save their states")
+            error = NotRestorableNow("a worker was just restarted: step all its envs before you save their states")
             return [Failed(error)] * len(replies)
         elif kind == Kind.SET_STATE:
             accepted = [run for run in self.ranges if type(replies[run.index]) is not Failed]
