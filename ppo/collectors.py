@@ -16,11 +16,15 @@ from gymnasium.envs.registration import EnvSpec
 import vecenv
 from ppo.algorithm.ray_collector import RayCollector
 from ppo.algorithm.rollout import Collector, LocalCollector
+from ppo.algorithm.teams import config_of
 from ppo.cluster import cluster
 from ppo.config import Config, ConfigError
 from ppo.envs import EnvSource, check_settings, spaces_of, training_envs
+from ppo.footprint import check_mappings, check_memory
+from ppo.model.agent import space_warnings
 from ppo.model.observations import check_readable
-from ppo.run.wrappers import describe_each
+from ppo.run.folder import Run
+from ppo.run.wrappers import agreed, describe_each
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ class OnRay:
 def collector_for(
     config: Config, source: EnvSource, evaluated: EnvSource, on_ray: OnRay | None, warn: Callable[[str], None]
 ) -> Iterator[Collector]:
-    """Makes the training envs with a collector, and closes both at the end.
+    """Makes the training envs with a collector, checks that there is enough memory, and closes both at the end.
 
     Args:
         config: The settings of the run.
@@ -67,8 +71,49 @@ def collector_for(
         warn: Called with messages about the cluster and about restarts.
 
     Raises:
-        ConfigError: If the envs or the cluster do not match the settings.
+        ConfigError: If the envs or the cluster do not match the settings, or training would need too much memory.
     """
+    with _made(config, source, evaluated, on_ray, warn) as collector:
+        check_mappings(len(collector.members))
+        for name, members in collector.members.items():
+            check_memory(config_of(config, members), collector.spaces[name], held_bytes=collector.held_bytes)
+        yield collector
+
+
+def check_envs(
+    collector: Collector, config: Config, run: Run, *, given: bool, resume: bool, origin: Run | None,
+    warn: Callable[[str], None],
+) -> None:  # fmt: skip
+    """Checks that the envs of a run fit its policies, and writes their spaces to the folder of a new run.
+
+    Args:
+        collector: Steps the envs.
+        config: The settings of the run.
+        run: The run folder.
+        given: Whether the envs were passed to `ppo.train` instead of being made from `config.env`.
+        resume: Whether the run has policies already.
+        origin: The run from which a new run takes its policies, if any.
+        warn: Called with a message for each space with which new policies learn slowly.
+
+    Raises:
+        ConfigError: If the policies are for other spaces.
+    """
+    spaces = collector.spaces
+    if resume:
+        run.check_spaces(spaces)
+    else:
+        for message in space_warnings(config, spaces.values()):
+            warn(message)
+        run.write_spaces(spaces, given=given, wrappers=agreed(collector.wrappers))
+    if origin is not None:
+        origin.check_spaces(spaces)
+
+
+@contextmanager
+def _made(
+    config: Config, source: EnvSource, evaluated: EnvSource, on_ray: OnRay | None, warn: Callable[[str], None]
+) -> Iterator[Collector]:
+    """Makes and closes the collector of `collector_for`."""
     if on_ray is None:
         with training_envs(config, source, evaluated) as envs:
             yield _local(config, envs)

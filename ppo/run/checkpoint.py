@@ -7,7 +7,7 @@ import math
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 import vecenv
+from ppo.algorithm.teams import Team
 from ppo.errors import RunError
 from ppo.model.agent import Agent
 from ppo.model.normalize import RunningMoments
@@ -141,6 +142,17 @@ class Checkpoints:
 def name_of(module: str, team: str) -> str:
     """Returns the name of a team's module in checkpoints. The team of an env with one agent is ""."""
     return f"{module}_{team}" if team else module
+
+
+def modules_in_checkpoints(teams: Iterable[Team]) -> dict[str, tf.Module]:
+    """Returns the agents and learners of teams, by their names in checkpoints.
+
+    Actors are not saved, because they are the agents or copies of them.
+    """
+    modules: dict[str, tf.Module] = {}
+    for team in teams:
+        modules |= {name_of("agent", team.name): team.agent, name_of("learner", team.name): team.learner}
+    return modules
 
 
 def only_reward_moments(moments: RunningMoments) -> tf.train.Checkpoint:

@@ -1,4 +1,4 @@
-"""Tests of ppo/trainer.py and ppo/run/resume.py."""
+"""Tests of ppo/trainer.py, ppo/run/progress.py and ppo/run/resume.py."""
 
 import dataclasses
 import functools
@@ -20,7 +20,9 @@ import vecenv
 from ppo import Config, Evaluation, Run, TrainingDiverged, evaluate_run
 from ppo.callbacks import Callback, Callbacks, StopTraining
 from ppo.collectors import collector_for
-from ppo.run.resume import Progress, Saver
+from ppo.run.progress import Progress
+from ppo.run.resume import Saver
+from ppo.run.status import Status
 from ppo.trainer import Trainer, run_training
 from tests.helpers import CountingEnv
 from tests.ppo.envs import (
@@ -77,6 +79,11 @@ def trainer_of(folder, config, source=None):
             yield trainer
 
 
+def iterate(trainer):
+    """Makes an update, and returns its metrics."""
+    return trainer.learn(trainer.collect())
+
+
 @pytest.fixture
 def register():
     def register(bad):
@@ -117,22 +124,23 @@ def test_the_first_update_learns_from_normalized_observations(tmp_path, settings
     config = dataclasses.replace(CONFIG, num_workers=0, **settings)
     source = vecenv.SyncVectorEnv([Thousands] * 2, **ppo.vector_options(config)) if given else Thousands
     with trainer_of(tmp_path, config, source) as trainer:
-        seen, update = [], trainer.learner.update
+        (team,) = trainer.teams
+        seen, update = [], team.learner.update
 
         def spy(collected, *arguments):
             observations = collected.rollout.observations[:-1]
-            seen.append(trainer.agent.observations.inputs(tf.reshape(observations, [-1, 2]))["observation"].numpy())
-            seen.append(float(trainer.learner.rewards.moments.count))
+            seen.append(team.agent.observations.inputs(tf.reshape(observations, [-1, 2]))["observation"].numpy())
+            seen.append(float(team.learner.rewards.moments.count))
             return update(collected, *arguments)
 
-        trainer.learner.update = spy
-        report = trainer.iterate()
+        team.learner.update = spy
+        report = iterate(trainer)
         inputs, rewards = seen
         assert np.abs(inputs).max() < 5 and np.abs(inputs.mean(axis=0)).max() < 0.5 and rewards == 32
         assert trainer.progress.env_steps == report["env_steps"] == 32  # the first rollout is not counted
         # A 20-step episode spans this rollout of 16 steps and the next, in which it ends, so it counts.
         assert report["episodes"] == 2 and report["length_mean"] == 20
-        trainer.iterate()
+        iterate(trainer)
         assert trainer.collector.collect_in_graph.experimental_get_tracing_count() == 1
         assert update.experimental_get_tracing_count() == 1
     if given:
@@ -143,15 +151,16 @@ def test_reports_count_the_episodes_of_exactly_the_env_steps_that_they_count(tmp
     config = dataclasses.replace(CONFIG, num_workers=0)
     with trainer_of(tmp_path, config, functools.partial(CountingEnv, 0, length=1)) as trainer:
         for _ in range(2):
-            report = trainer.iterate()
+            report = iterate(trainer)
             assert report["episodes"] == report["env_steps"]
 
 
 def test_no_rollout_precedes_the_first_update_if_nothing_is_normalized(tmp_path):
     config = dataclasses.replace(CONFIG, num_workers=0, normalize_observations=False, normalize_rewards=False)
     with trainer_of(tmp_path, config, Thousands) as trainer:
-        trainer.learner.observe = lambda _: pytest.fail("a rollout was collected")
-        assert trainer.iterate()["episodes"] == 0
+        (team,) = trainer.teams
+        team.learner.observe = lambda _: pytest.fail("a rollout was collected")
+        assert iterate(trainer)["episodes"] == 0
 
 
 class Scaled(gym.Env):
@@ -182,7 +191,7 @@ def kls_of(folder, updates=8, make=Scaled, **settings):
     """Returns the KL of each of the first `updates` updates."""
     config = Config(num_envs=16, num_workers=0, num_steps=32, checkpoint_interval=10**9, total_steps=10**6, **settings)
     with trainer_of(folder, config, make) as trainer:
-        return np.array([trainer.iterate()["kl"] for _ in range(updates)])
+        return np.array([iterate(trainer)["kl"] for _ in range(updates)])
 
 
 @pytest.mark.slow
@@ -269,8 +278,10 @@ def test_runs_are_the_same_with_envs_in_cpp_or_python_and_with_or_without_worker
 def test_a_checkpoint_during_a_rollout_holds_no_env_states(tmp_path):
     """The states would be newer than the parameters, and a resumed run would lack the rollout's first steps."""
     collector = SimpleNamespace(get_states=lambda: pytest.fail("get_states was called"))
-    run = Run.create(tmp_path, "run", Config())
-    Saver(run, Progress(Config()), collector, Callback(), {"module": tf.Module()}).save({}, dropped=True)
+    run, progress = Run.create(tmp_path, "run", Config()), Progress(Config())
+    progress.ahead = True
+    modules, how = {"module": tf.Module()}, {"actions": dict, "status": Status("training")}
+    Saver(run, progress, collector, Callback(), modules, **how).save()
     (checkpoint,) = checkpoints(run)
     progress = json.loads((checkpoint / "progress.json").read_text())
     assert progress["why_fresh"] == "a rollout that was not trained on was in progress"
@@ -326,9 +337,9 @@ def test_no_step_that_is_trained_on_leads_from_a_cut_episode_into_the_episode_of
     config = dataclasses.replace(CONFIG, num_envs=4, num_workers=2, on_worker_death="restart")
     flag = tmp_path / "flag"
     with trainer_of(tmp_path, config, [functools.partial(KillsOnce, flag, index) for index in range(4)]) as trainer:
-        trainer.iterate()
+        iterate(trainer)
         flag.touch()
-        trainer.iterate()
+        iterate(trainer)
         rollout = trainer.collector.envs.last_rollout()
         ended, restarted = rollout.terminated | rollout.truncated, rollout.episode_lengths < 5
         now, after = rollout.observations[:-1], rollout.observations[1:]
@@ -337,7 +348,7 @@ def test_no_step_that_is_trained_on_leads_from_a_cut_episode_into_the_episode_of
         assert cut.any(axis=0).sum() == 2 and rollout.truncated[cut].all()  # one worker died
         np.testing.assert_array_equal(rollout.final_observations[cut], now[cut])
         np.testing.assert_array_equal(rollout.rewards[cut], [0, 0])
-        assert np.isfinite(trainer.iterate()["value_loss"])
+        assert np.isfinite(iterate(trainer)["value_loss"])
     with pytest.raises(ppo.ConfigError, match="on_worker_death='restart' needs worker processes"):
         dataclasses.replace(config, num_workers=0)
 
