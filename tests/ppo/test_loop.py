@@ -20,8 +20,9 @@ import vecenv
 from ppo import Config, Evaluation, Run, TrainingDiverged, evaluate_run
 from ppo.callbacks import Callback, Callbacks, StopTraining
 from ppo.collectors import collector_for
+from ppo.run.checkpoint import Checkpoints
 from ppo.run.progress import Progress
-from ppo.run.resume import Saver
+from ppo.run.resume import EnvStates, Saver
 from ppo.run.status import Status
 from ppo.trainer import Trainer, run_training
 from tests.helpers import CountingEnv
@@ -663,6 +664,40 @@ def test_checkpoints_hold_env_states_again_once_they_can_be_saved(tmp_path, fail
     assert states == [True, False, True, True, True]
     (warning,) = notes.warnings
     assert warning.startswith("checkpoints will not hold the states of the envs until this changes, so a resumed run")
+
+
+@pytest.mark.parametrize(
+    ("error", "requests"),
+    [(vecenv.NotRestorable("no"), 1), (vecenv.NotRestorableNow("not now"), 3), (ValueError("broken"), 3)],
+    ids=["never", "not now", "raises"],
+)
+def test_only_env_states_that_can_never_be_saved_are_not_requested_again(error, requests):
+    def get_states():
+        requested.append(True)
+        raise error
+
+    requested, warnings = [], []
+    states = EnvStates(SimpleNamespace(get_states=get_states), warnings.append)
+    found = [states.omitted(periodic=True) or states.save() for _ in range(3)]
+    assert len(requested) == requests and len(warnings) == 1 and len({one.why_fresh for one in found}) == 1
+    assert all(one.content is None and one.settled == (requests == 1) for one in found)
+
+
+def test_a_run_whose_env_states_can_never_be_saved_writes_each_later_checkpoint_once(tmp_path, monkeypatch):
+    written, save = [], Checkpoints.save
+    monkeypatch.setattr(Checkpoints, "save", lambda *call, **how: written.append(call[1]) or save(*call, **how))
+    config, notes = dataclasses.replace(CONFIG, total_steps=96, num_workers=0), Notes()
+    path = ppo.train(config, Scaled, logdir=tmp_path, callbacks=[notes, StopsAt(64)]).path
+    assert written == [32, 32, 64]  # the first time, saving the states might have taken long
+    (warning,) = notes.warnings
+    assert "Scaled does not define get_state()" in warning
+    # A resumed run says why its envs begin fresh episodes, and why they will again.
+    (checkpoint,) = checkpoints(path)[-1:]
+    progress = json.loads((checkpoint / "progress.json").read_text())
+    (checkpoint / "progress.json").write_text(json.dumps({**progress, "why_fresh": "saving them took 5.0 s"}))
+    ppo.resume(path, envs=Scaled, callbacks=notes)
+    _, fresh, never = notes.warnings
+    assert fresh.endswith("because their states cannot be restored: saving them took 5.0 s") and never == warning
 
 
 def test_training_progress_survives_env_states_that_cannot_be_written(tmp_path, monkeypatch):
