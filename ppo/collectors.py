@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
@@ -25,6 +25,9 @@ from ppo.model.agent import space_warnings
 from ppo.model.observations import check_readable
 from ppo.run.folder import Run
 from ppo.run.wrappers import agreed, describe_each
+
+if TYPE_CHECKING:
+    from ppo.envs import VectorEnvs
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,7 @@ def _made(
     shares = on_ray.shares(config)
     make = functools.partial(local_share, config, source, vecenv.foreign_specs(), _in_main(config))
     remedy, parts = "Create it inside the function that makes the env.", {"envs": source}
-    pickled = [vecenv.pickle_for_workers((config, functools.partial(make, own)), remedy, parts) for own in shares]
+    pickled = [vecenv.pickle_for_workers((config, functools.partial(make, share)), remedy, parts) for share in shares]
     with cluster(on_ray.address, len(shares), warn) as cores:
         collector = RayCollector(config, pickled, shares, cores=cores, warn=warn)
         try:
@@ -138,7 +141,7 @@ def _made(
 
 @contextmanager
 def local_share(
-    config: Config, source: EnvSource, specs: Sequence[EnvSpec], in_main: Mapping[str, Any], own: range
+    config: Config, source: EnvSource, specs: Sequence[EnvSpec], in_main: Mapping[str, Any], share: range
 ) -> Iterator[LocalCollector]:
     """Makes the collector of a share of the envs, in the process of a Ray actor.
 
@@ -147,13 +150,13 @@ def local_share(
         source: As for `ppo.envs.training_envs`.
         specs: Specs of registered envs, which the process of the actor may not know.
         in_main: What the settings name in the `__main__` of the process that learns, by name.
-        own: The envs of this share.
+        share: The numbers of these envs in the run.
     """
     for spec in specs:
         gym.registry.setdefault(spec.id, spec)
     vars(sys.modules["__main__"]).update(in_main)
-    with training_envs(config, source, own=own) as envs:
-        yield _local(config, envs, first=own.start)
+    with training_envs(config, source, share=share) as envs:
+        yield _local(config, envs, first=share.start)
 
 
 def _in_main(config: Config) -> dict[str, Any]:
@@ -163,7 +166,7 @@ def _in_main(config: Config) -> dict[str, Any]:
     return {name: main[name] for name in names if name in main}
 
 
-def _local(config: Config, envs: Any, *, first: int = 0) -> LocalCollector:
+def _local(config: Config, envs: VectorEnvs, *, first: int = 0) -> LocalCollector:
     spaces = spaces_of(config, envs)
     for observed, _ in spaces.values():
         check_readable(observed)  # before the engine refuses the space with an error that names no wrapper

@@ -111,7 +111,7 @@ class Trainer:
             self.begin()
             while not (progress.finished or self._stop.is_set() or callback.should_stop):
                 metrics = self.learn(self.collect())
-                # Order: a checkpoint precedes an evaluation, which may take long, and the report. It holds the metrics,
+                # Order: a checkpoint precedes the report and the evaluation, which may take long. It holds the metrics,
                 # which a resumed run reports if this process does not get that far.
                 if progress.due(config.checkpoint_interval, config.eval_interval):
                     self.saver.save(periodic=not progress.finished)
@@ -184,9 +184,9 @@ class Trainer:
         return metrics
 
     def report(self, metrics: dict[str, Any], *, last: bool = False) -> None:
-        """Evaluates and reports, each if it is due after an update. The last update is always reported.
+        """Reports the last update, including an evaluation, if either is due. The `last` report is always due.
 
-        An evaluation is part of a report. If it is cut short, neither is reported, and a resumed run begins with both.
+        If the evaluation is cut short, nothing is reported. A resumed run then begins with this report.
         """
         config, progress, callback, evaluation = self.config, self.progress, self._callback, None
         if not last and not progress.due(config.report_interval, config.eval_interval):
