@@ -91,11 +91,8 @@ def check_envs(
 
     Args:
         collector: Steps the envs.
-        config: The settings of the run.
-        run: The run folder.
+        config, run, resume, origin: As for `ppo.trainer.run_training`.
         given: Whether the envs were passed to `ppo.train` instead of being made from `config.env`.
-        resume: Whether the run has policies already.
-        origin: The run from which a new run takes its policies, if any.
         warn: Called with a message for each space with which new policies learn slowly.
 
     Raises:

@@ -60,15 +60,11 @@ def run_training(
 
 
 class Trainer:
-    """The loop of a run.
+    """The loop of a run. See `run_training` for `config`, `run`, `callback` and `resume`.
 
     Args:
-        config: All settings.
-        run: The run folder.
         collector: Steps the envs.
-        callback: Receives reports, evaluations, checkpoints and warnings.
         source: What evaluations use; see `ppo.train`.
-        resume: Whether to continue from the newest checkpoint.
         status: Says what the run is doing.
         stop: Ends the run after the current update if it is set.
 
@@ -117,6 +113,7 @@ class Trainer:
                     self.saver.save(periodic=not progress.finished)
                 self.report(metrics)
                 callback.on_update(metrics)
+            # A signal or `StopTraining` takes precedence over a callback's `stop`, which finishes the run early.
             reason = None if progress.finished or self._stop.is_set() else callback.reason
             if (progress.finished or reason) and not callback.interrupted:
                 evaluation = self.finish(reason)

@@ -14,6 +14,10 @@ from ppo.run.metrics import Clock, Episodes
 class Progress:
     """The number of updates so far, the scores of recent episodes and the time spent on training, over all resumes.
 
+    Args:
+        config: The settings of the run.
+        teams: The agents of each team; empty if the env has one agent.
+
     Attributes:
         updates: Number of updates.
         ahead: Whether a rollout has begun from which no update has learned, so the envs are ahead of the policies.
@@ -23,7 +27,6 @@ class Progress:
     """
 
     def __init__(self, config: Config, teams: Mapping[str, Sequence[str]] = MappingProxyType({})):
-        """`teams` are those of `Episodes`."""
         self._config, self._teams = config, list(teams)
         self.updates = 0
         self.ahead = False
@@ -48,7 +51,7 @@ class Progress:
         """
         self.updates += 1
         self.ahead = False
-        for name, rollout in zip(self._teams, rollouts.arrays, strict=False):  # an env with one agent has no such team
+        for name, rollout in zip(self._teams, rollouts.arrays, strict=bool(self._teams)):
             self.episodes.add_team(name, rollout)
         self.episodes.add(rollouts.envs, warn=warn)
 
