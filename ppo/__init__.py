@@ -114,7 +114,7 @@ def train(
     config = naming(config, envs, name)
     check_places(modules_of(config, env=envs is None), Path(logdir))  # no command could load the run
     load_tensorflow()
-    from ppo.run.resume import check_origin
+    from ppo.run.origin import check_origin
 
     origin = None if init_from is None else Run.open(init_from, logdir)
     if origin is not None:

@@ -15,6 +15,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import vecenv
@@ -77,7 +78,7 @@ def cluster(address: str | None, actors: int, warn: Callable[[str], None]) -> It
 
 
 @contextmanager
-def _connected(ray: Any, address: str | None, actors: int, warn: Callable[[str], None]) -> Iterator[None]:
+def _connected(ray: ModuleType, address: str | None, actors: int, warn: Callable[[str], None]) -> Iterator[None]:
     """Connects to a cluster for the duration of the block."""
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
     if address is None:
@@ -120,7 +121,7 @@ def _connected(ray: Any, address: str | None, actors: int, warn: Callable[[str],
         ray.shutdown()
 
 
-def _start(ray: Any, folder: str, num_cpus: int, quiet: dict[str, Any]) -> None:
+def _start(ray: ModuleType, folder: str, num_cpus: int, quiet: dict[str, Any]) -> None:
     """Starts Ray so that neither other machines nor other users of this machine can reach it."""
     if "RAY_AUTH_MODE" not in os.environ:  # Ray then demands a token, which it would write to the home folder
         os.environ.setdefault("RAY_AUTH_TOKEN", _token())
@@ -193,7 +194,7 @@ def _folder() -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _init(ray: Any, **options: Any) -> None:
+def _init(ray: ModuleType, **options: Any) -> None:
     """Calls `ray.init`, and restores the handler of SIGTERM, which Ray replaces."""
     before = signal.getsignal(signal.SIGTERM)
     try:
@@ -204,7 +205,7 @@ def _init(ray: Any, **options: Any) -> None:
             signal.signal(signal.SIGTERM, before)
 
 
-def _cores_of_each(ray: Any, actors: int) -> int:
+def _cores_of_each(ray: ModuleType, actors: int) -> int:
     """Returns the largest number of cores for each actor with which all of them fit on the nodes."""
     nodes = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
     return cores_of_each(nodes, actors)

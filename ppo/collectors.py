@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
@@ -17,11 +17,18 @@ import vecenv
 from ppo.algorithm.collector import Collector
 from ppo.algorithm.ray_collector import RayCollector
 from ppo.algorithm.rollout import LocalCollector
+from ppo.algorithm.teams import config_of
 from ppo.cluster import cluster
 from ppo.config import Config, ConfigError
 from ppo.envs import EnvSource, check_settings, spaces_of, training_envs
+from ppo.footprint import check_mappings, check_memory
+from ppo.model.agent import space_warnings
 from ppo.model.observations import check_readable
-from ppo.run.wrappers import describe_each
+from ppo.run.folder import Run
+from ppo.run.wrappers import agreed, describe_each
+
+if TYPE_CHECKING:
+    from ppo.envs import VectorEnvs
 
 
 @dataclass(frozen=True)
@@ -59,7 +66,7 @@ class OnRay:
 def collector_for(
     config: Config, source: EnvSource, evaluated: EnvSource, on_ray: OnRay | None, warn: Callable[[str], None]
 ) -> Iterator[Collector]:
-    """Makes the training envs with a collector, and closes both at the end.
+    """Makes the training envs with a collector, checks that there is enough memory, and closes both at the end.
 
     Args:
         config: The settings of the run.
@@ -68,8 +75,46 @@ def collector_for(
         warn: Called with messages about the cluster and about restarts.
 
     Raises:
-        ConfigError: If the envs or the cluster do not match the settings.
+        ConfigError: If the envs or the cluster do not match the settings, or training would need too much memory.
     """
+    with _made(config, source, evaluated, on_ray, warn) as collector:
+        check_mappings(len(collector.members))
+        for name, members in collector.members.items():
+            check_memory(config_of(config, members), collector.spaces[name], held_bytes=collector.held_bytes)
+        yield collector
+
+
+def check_envs(
+    collector: Collector, config: Config, run: Run, *, given: bool, resume: bool, origin: Run | None,
+    warn: Callable[[str], None],
+) -> None:  # fmt: skip
+    """Checks that the envs of a run fit its policies, and writes their spaces to the folder of a new run.
+
+    Args:
+        collector: Steps the envs.
+        config, run, resume, origin: As for `ppo.trainer.run_training`.
+        given: Whether the envs were passed to `ppo.train` instead of being made from `config.env`.
+        warn: Called with a message for each space with which new policies learn slowly.
+
+    Raises:
+        ConfigError: If the policies are for other spaces.
+    """
+    spaces = collector.spaces
+    if resume:
+        run.check_spaces(spaces)
+    else:
+        for message in space_warnings(config, spaces.values()):
+            warn(message)
+        run.write_spaces(spaces, given=given, wrappers=agreed(collector.wrappers))
+    if origin is not None:
+        origin.check_spaces(spaces)
+
+
+@contextmanager
+def _made(
+    config: Config, source: EnvSource, evaluated: EnvSource, on_ray: OnRay | None, warn: Callable[[str], None]
+) -> Iterator[Collector]:
+    """Makes and closes the collector of `collector_for`."""
     if on_ray is None:
         with training_envs(config, source, evaluated) as envs:
             yield _local(config, envs)
@@ -82,7 +127,7 @@ def collector_for(
     shares = on_ray.shares(config)
     make = functools.partial(local_share, config, source, vecenv.foreign_specs(), _in_main(config))
     remedy, parts = "Create it inside the function that makes the env.", {"envs": source}
-    pickled = [vecenv.pickle_for_workers((config, functools.partial(make, own)), remedy, parts) for own in shares]
+    pickled = [vecenv.pickle_for_workers((config, functools.partial(make, share)), remedy, parts) for share in shares]
     with cluster(on_ray.address, len(shares), warn) as cores:
         collector = RayCollector(config, pickled, shares, cores=cores, warn=warn)
         try:
@@ -94,7 +139,7 @@ def collector_for(
 
 @contextmanager
 def local_share(
-    config: Config, source: EnvSource, specs: Sequence[EnvSpec], in_main: Mapping[str, Any], own: range
+    config: Config, source: EnvSource, specs: Sequence[EnvSpec], in_main: Mapping[str, Any], share: range
 ) -> Iterator[LocalCollector]:
     """Makes the collector of a share of the envs, in the process of a Ray actor.
 
@@ -103,13 +148,13 @@ def local_share(
         source: As for `ppo.envs.training_envs`.
         specs: Specs of registered envs, which the process of the actor may not know.
         in_main: What the settings name in the `__main__` of the process that learns, by name.
-        own: The envs of this share.
+        share: The numbers of these envs in the run.
     """
     for spec in specs:
         gym.registry.setdefault(spec.id, spec)
     vars(sys.modules["__main__"]).update(in_main)
-    with training_envs(config, source, own=own) as envs:
-        yield _local(config, envs, first_env=own.start)
+    with training_envs(config, source, share=share) as envs:
+        yield _local(config, envs, first_env=share.start)
 
 
 def _in_main(config: Config) -> dict[str, Any]:
@@ -119,7 +164,7 @@ def _in_main(config: Config) -> dict[str, Any]:
     return {name: main[name] for name in names if name in main}
 
 
-def _local(config: Config, envs: Any, *, first_env: int = 0) -> LocalCollector:
+def _local(config: Config, envs: VectorEnvs, *, first_env: int = 0) -> LocalCollector:
     spaces = spaces_of(config, envs)
     for observed, _ in spaces.values():
         check_readable(observed)  # before the engine refuses the space with an error that names no wrapper

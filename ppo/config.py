@@ -132,7 +132,8 @@ class Config:
     kl_limit: Annotated[float | None, Setting("objective", POSITIVE, help=
         "KL above which the learning rate drops. None: never.")] = 0.08
     value_coef: Annotated[float, Setting("objective", AT_LEAST_0, help=
-        "Weight of half the squared value error; twice SB3's. Has little effect unless layers are shared.")] = 0.25
+        "Weight of half the squared value error: SB3's vf_coef times 2. Has little effect unless layers are "
+        "shared.")] = 0.25
     entropy_coef: Annotated[float, Setting("objective", AT_LEAST_0, help="Weight of the entropy.")] = 0.0
     max_grad_norm: Annotated[float, Setting("objective", POSITIVE, help=
         "Maximum gradient norm, separately for the policy and the value function unless they share layers.")] = 0.5

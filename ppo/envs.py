@@ -10,9 +10,9 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import gymnasium as gym
 import numpy as np
@@ -25,7 +25,9 @@ from vecenv.tree import enclosing, leaves, name_of, pick
 from vecenv.wrappers import ACTION_MASK, ActionMaskObservation
 
 if TYPE_CHECKING:
-    from vecenv.adapters.pettingzoo import ParallelVectorEnv
+    from vecenv.adapters.pettingzoo import AgentRows, ParallelVectorEnv
+
+    VectorEnvs = vecenv.AsyncVectorEnv | vecenv.SyncVectorEnv | ParallelVectorEnv
 
 Envs = vecenv.AsyncVectorEnv | vecenv.SyncVectorEnv
 EnvFn = Callable[[], gym.Env]
@@ -84,22 +86,21 @@ def naming(config: Config, source: EnvSource, name: str | None = None) -> Config
 
 
 def training_envs(
-    config: Config, source: EnvSource, evaluated: EnvSource = None, *, own: range | None = None
-) -> AbstractContextManager[Any]:
+    config: Config, source: EnvSource, evaluated: EnvSource = None, *, share: range | None = None
+) -> AbstractContextManager[VectorEnvs]:
     """Returns a context manager that makes and closes the training envs. A vector env passed by the user stays open.
 
-    The vector env is one of `Envs` or, for several agents, a `vecenv.adapters.pettingzoo.ParallelVectorEnv`.
-    `evaluated` is what evaluations and videos use; None for `source`. `own` are the numbers of the envs to make, which
-    get their share of the run's workers; None for all envs of the run. Raises ConfigError if the passed envs do not
-    match the config, or there is not enough memory.
+    With several agents, it is a `ParallelVectorEnv`. `evaluated` is what evaluations and videos use; None for `source`.
+    `share` are the numbers of the envs to make, which get their share of the run's workers; None for all envs of the
+    run. Raises ConfigError if the passed envs do not match the config, or there is not enough memory.
     """
     from ppo.footprint import naming_settings
 
     check_settings(config, source, evaluated)
-    own = range(config.num_envs) if own is None else own
+    share = range(config.num_envs) if share is None else share
     if isinstance(source, Sequence):
-        source = source[own.start : own.stop]
-    num_envs = len(own)
+        source = source[share.start : share.stop]
+    num_envs = len(share)
     if config.num_workers:
         config = dataclasses.replace(config, num_workers=math.ceil(config.num_workers * num_envs / config.num_envs))
     with naming_settings(config):
@@ -182,7 +183,7 @@ def parallel_envs(
 
 def evaluation_envs(
     config: Config, source: EnvSource, episodes: int, *, infos: bool = False
-) -> AbstractContextManager[Any]:
+) -> AbstractContextManager[VectorEnvs]:
     """Returns a context manager that makes and closes evaluation envs, or yields a vector env passed by the user.
 
     With `infos`, the envs that it makes return infos. It makes at most `episodes`, `config.num_envs` and
@@ -198,7 +199,7 @@ def evaluation_envs(
     return _envs(evaluation_config(config), source, num_envs, options, trains=False)
 
 
-def mask_warning(config: Config, envs: Any, infos: dict[str, Any]) -> str | None:
+def mask_warning(config: Config, envs: VectorEnvs, infos: dict[str, Any]) -> str | None:
     """Returns a warning if the infos of a reset hold an action mask that no policy would see."""
     acted, seen = envs.single_action_space, envs.single_observation_space
     discrete = any(isinstance(leaf, gym.spaces.Discrete | gym.spaces.MultiDiscrete) for _, leaf in leaves(acted))
@@ -236,7 +237,7 @@ def identity_of(source: EnvSource) -> Any:
     return None if "<" in name else f"{source.__module__}:{name}"
 
 
-def spaces_of(config: Config, envs: Any) -> dict[str, tuple[gym.Space, gym.Space]]:
+def spaces_of(config: Config, envs: VectorEnvs) -> dict[str, tuple[gym.Space, gym.Space]]:
     """Returns the spaces of one agent of each team, with the actions' bounds. The team of a single agent is "".
 
     The bounds of observations include those of all envs.
@@ -245,15 +246,20 @@ def spaces_of(config: Config, envs: Any) -> dict[str, tuple[gym.Space, gym.Space
         ConfigError: If the observation spaces of the envs differ in anything else, or wrappers normalize with
             statistics of their own.
     """
-    if not config.is_multi_agent and not isinstance(envs.env_fns, vecenv.Batched):
-        for i, found in enumerate(envs.apply(_normalizers_of)):
-            if found:
-                raise normalizer_error(f"the wrappers of env {i}", found[0])
-    teams = envs.groups if config.is_multi_agent else {"": envs}
+    teams: Mapping[str, Envs | AgentRows]
+    if config.is_multi_agent:
+        teams = cast("ParallelVectorEnv", envs).groups
+    else:
+        single = cast(Envs, envs)
+        if not isinstance(single.env_fns, vecenv.Batched):
+            for i, found in enumerate(single.apply(_normalizers_of)):
+                if found:
+                    raise normalizer_error(f"the wrappers of env {i}", found[0])
+        teams = {"": single}
     return {name: (_observation_space(rows), rows.env_action_space) for name, rows in teams.items()}
 
 
-def _observation_space(rows: Any) -> gym.Space:
+def _observation_space(rows: Envs | AgentRows) -> gym.Space:
     space, batched = rows.single_observation_space, rows.observation_space
     for path, leaf in leaves(space):
         found = pick(batched, path)
@@ -297,7 +303,7 @@ def _time_limit(env: Any) -> int | None:
 
 def _envs(
     config: Config, source: EnvSource, num_envs: int, options: dict[str, Any], *, trains: bool
-) -> AbstractContextManager[Any]:
+) -> AbstractContextManager[VectorEnvs]:
     if config.is_multi_agent:
         return parallel_envs(config, source, num_envs, options)
     if isinstance(source, gym.vector.VectorEnv):

@@ -1,48 +1,35 @@
-"""PPO's training loop: collect a rollout, update the policy, report, save."""
+"""PPO's training loop: collect a rollout, update the policies, save, evaluate, report."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import Any
 
-import tensorflow as tf
-
-import vecenv
-from ppo.algorithm.collector import Collected, Collector, Rollouts
-from ppo.algorithm.teams import Team, config_of, team_of
+from ppo.algorithm.collector import Collector, Rollouts
+from ppo.algorithm.teams import Team, Teams
 from ppo.callbacks import Callbacks
-from ppo.collectors import OnRay, collector_for
+from ppo.collectors import OnRay, check_envs, collector_for
 from ppo.config import Config
 from ppo.envs import EnvSource
-from ppo.footprint import check_mappings, check_memory
-from ppo.graphs import graph_function
-from ppo.model.agent import Agent, space_warnings
-from ppo.model.checks import check_losses, check_rollout
-from ppo.policies.best import Best
-from ppo.policies.evaluation import EvaluationStopped, Players, check_evaluation, evaluate, limit_of
+from ppo.model.checks import check_rollout
+from ppo.policies.best import Evaluator
+from ppo.policies.evaluation import Players, check_evaluation, limit_of
 from ppo.policies.policy import Policy
-from ppo.run.checkpoint import name_of, recorded_actions
+from ppo.run.checkpoint import Recorded, modules_in_checkpoints, recorded_actions
 from ppo.run.folder import Run
 from ppo.run.metrics import Clock, MetricsWriter, with_means
-from ppo.run.resume import Progress, Saver, start_from
+from ppo.run.origin import start_from
+from ppo.run.progress import Progress
+from ppo.run.resume import Saver
 from ppo.run.scores import Evaluation, Result
 from ppo.run.signals import Stop, stop_on_signal
 from ppo.run.status import Collecting, Status, Tally
-from ppo.run.wrappers import agreed
 
 
 def run_training(
-    config: Config,
-    run: Run,
-    callback: Callbacks,
-    *,
-    envs: EnvSource = None,
-    eval_envs: EnvSource = None,
-    resume: bool = False,
-    origin: Run | None = None,
-    on_ray: OnRay | None = None,
-) -> Result:
+    config: Config, run: Run, callback: Callbacks, *, envs: EnvSource = None, eval_envs: EnvSource = None,
+    resume: bool = False, origin: Run | None = None, on_ray: OnRay | None = None,
+) -> Result:  # fmt: skip
     """Trains for `config.total_steps` and writes everything to the run folder. See `ppo.train` for the errors.
 
     If an exception ends the run, the last finished update is saved, and a note added to the exception says where.
@@ -56,250 +43,186 @@ def run_training(
         origin: The run from which a new run takes its initial networks and normalizers.
         on_ray: The collectors on Ray that step the envs. None: this process and its workers step them.
     """
-    status = Status("building the environments")
+    status, stop, warn = Status("building the environments"), Stop(), callback.on_warning
     callback.attach(config, run.path)
     callback.on_status(status)
     if resume:
         run.check_given(envs is not None)  # before `config.env` is made, which may not exist
-    making = collector_for(config, envs, eval_envs, on_ray, callback.on_warning)
-    with run.locked(callback.on_warning), making as collector:
-        teams = collector.spaces
-        check_mappings(len(teams))
-        for name, spaces in teams.items():
-            check_memory(config_of(config, collector.members[name]), spaces, held_bytes=collector.held_bytes)
-        if resume:
-            run.check_spaces(teams)
-        else:
-            for message in space_warnings(config, teams.values()):
-                callback.on_warning(message)
-            run.write_spaces(teams, given=envs is not None, wrappers=agreed(collector.wrappers))
-        if origin is not None:
-            origin.check_spaces(teams)
-        evaluated = envs if eval_envs is None else eval_envs
-        check_evaluation(run, config, evaluated, callback.on_warning)
-        stop = Stop()
-        trainer = Trainer(
-            config, run, collector, callback, evaluated, resume=resume, status=status, stopped=stop.is_set
-        )
+    evaluated = envs if eval_envs is None else eval_envs
+    with run.locked(warn), collector_for(config, envs, eval_envs, on_ray, warn) as collector:
+        check_envs(collector, config, run, given=envs is not None, resume=resume, origin=origin, warn=warn)
+        check_evaluation(run, config, evaluated, warn)
+        trainer = Trainer(config, run, collector, callback, evaluated, resume=resume, status=status, stop=stop)
         with closing(trainer), stop_on_signal(stop):
             if origin is not None:
-                started = {team.name: (team.agent, team.learner.rewards.moments) for team in trainer.teams}
-                start_from(origin, started, run, callback.on_warning)
-            worker_died = False
-            try:
-                trainer.begin()
-                while not trainer.progress.finished and not (stop.is_set() or callback.should_stop):
-                    trainer.conclude(trainer.iterate())
-                reason = trainer.reason(interrupted=stop.is_set() or callback.interrupted)
-                if reason or (trainer.progress.finished and not callback.interrupted):
-                    evaluation = trainer.finish(reason)
-                    if evaluation is not None:
-                        return Result(run.path, trainer.progress.env_steps, evaluation, stopped=reason)
-            except BaseException as error:
-                # A signal may go to the whole process group, whose workers it then kills.
-                worker_died = stop.is_set() and isinstance(error, vecenv.WorkerDied)
-                if not worker_died:
-                    trainer.rescue(error)
-                    raise
-            trainer.save()
-            return Result(run.path, trainer.progress.env_steps, evaluation=None, signal=stop.number)
-
-
-def _live(team: Team) -> Policy:
-    """Returns the policy of a team, with its current weights whenever it is called."""
-    return Policy(team.actor, return_scale=lambda: float(team.learner.rewards.moments.deviation))
+                start_from(origin, trainer.teams, run, warn)
+            return trainer.train()
 
 
 class Trainer:
-    """A run's agent, learner and collector, and the steps of its loop. `run_training` documents the arguments.
+    """The loop of a run. See `run_training` for `config`, `run`, `callback` and `resume`.
+
+    Args:
+        collector: Steps the envs.
+        source: What evaluations use; see `ppo.train`.
+        status: Says what the run is doing.
+        stop: Ends the run after the current update if it is set.
 
     Attributes:
         teams: The policies with their learners: one if the envs have one agent.
-        agent: The networks, normalizers and action distribution of the first team.
-        learner: Updates this agent.
         collector: Steps the envs with the policies.
         progress: How far the run has come.
-        evaluation: Evaluation of the current policy; None if it has not been evaluated.
+        saver: Writes the checkpoints.
+        evaluation: Evaluation of the current policies; None if they have not been evaluated.
     """
 
     def __init__(
         self, config: Config, run: Run, collector: Collector, callback: Callbacks, source: EnvSource = None, *,
-        resume: bool = False, status: Status | None = None, stopped: Callable[[], bool] = lambda: False,
+        resume: bool = False, status: Status | None = None, stop: Stop | None = None,
     ):  # fmt: skip
+        self.config, self.collector, self._run, self._callback = config, collector, run, callback
         self._status = Status("training") if status is None else status
-        self.config, self._run, self._callback, self._source = config, run, callback, source
-        self._stopped = stopped
+        self._stop = Stop() if stop is None else stop
         spaces = run.read_spaces() if resume else collector.spaces  # the bounds of observations may differ
-        self.teams = [team_of(config, name, collector.members[name], spaces[name]) for name in collector.spaces]
-        self.collector = collector
-        collector.use([team.actor for team in self.teams])
-        self.agent, self.learner = self.teams[0].agent, self.teams[0].learner
+        self.teams = Teams(config, spaces, collector.members)
+        collector.use(list(self.teams.actors.values()))
         self.progress = Progress(config, {team.name: team.members for team in self.teams if team.name})
-        learning: list[tf.Module] = [module for team in self.teams for module in (team.agent, team.learner)]
-        learned = {variable.ref(): variable for module in learning for variable in module.variables}
-        self._learned = list(learned.values())
-        self._values = graph_function(lambda: [variable.read_value() for variable in self._learned])
-        self._ahead = False  # whether a rollout was collected from which no update has learned
-        # The actors are not saved, because they are the agents or copies of them.
-        modules: dict[str, Any] = {}
-        for team in self.teams:
-            modules |= {name_of("agent", team.name): team.agent, name_of("learner", team.name): team.learner}
-        self._saver = Saver(run, self.progress, collector, callback, modules)
+        modules = modules_in_checkpoints(self.teams)
+        self.saver = Saver(
+            run, self.progress, collector, callback, modules, actions=self._recorded_actions, status=self._status
+        )
         if resume:
-            self._saver.resume(config)
-        self._best = Best(run, self._saver, config, source)
+            self.saver.resume(config)
+        self._evaluator = Evaluator(run, self.saver, config, source, self._status)
         self._writer = MetricsWriter(run, config, self.progress.env_steps)
-        self.evaluation: Evaluation | None = None
         if self._writer.has_report:
             self.progress.unreported = None
-        # Views of the last rollout's slab, which the envs do not overwrite before the next rollout is complete.
+        self.evaluation: Evaluation | None = None
         self._observed: dict[str, Any] = {}
+
+    def train(self) -> Result:
+        """Trains until the last update, or until a callback or a signal ends the run, and saves the run."""
+        config, progress, callback = self.config, self.progress, self._callback
+        with self.saver.rescuing(self._stop):
+            self.begin()
+            while not (progress.finished or self._stop.is_set() or callback.should_stop):
+                metrics = self.learn(self.collect())
+                # Order: a checkpoint precedes the report and the evaluation, which may take long. It holds the metrics,
+                # which a resumed run reports if this process does not get that far.
+                if progress.due(config.checkpoint_interval, config.eval_interval):
+                    self.saver.save(periodic=not progress.finished)
+                self.report(metrics)
+                callback.on_update(metrics)
+            # A signal or `StopTraining` takes precedence over a callback's `stop`, which finishes the run early.
+            reason = None if progress.finished or self._stop.is_set() else callback.reason
+            if (progress.finished or reason) and not callback.interrupted:
+                evaluation = self.finish(reason)
+                if evaluation is not None:
+                    return Result(self._run.path, progress.env_steps, evaluation, stopped=reason)
+        self.saver.save()
+        return Result(self._run.path, progress.env_steps, evaluation=None, signal=self._stop.number)
 
     def begin(self) -> None:
         """Restores the envs from the checkpoint; if that is not possible, resets them to begin fresh episodes."""
         self._status.activity = "resetting the environments"
         progress = self.progress
-        if not self._saver.restore_envs():
+        if not self.saver.restore_envs():
             self.collector.begin(progress.env_steps)
         progress.clock = Clock(progress.clock.wall_s, progress.env_steps)
         self._status.activity = "training"
-        self.policies()
+        self.teams.copy_to_actors()
         self._callback.attach_policies(lambda: {team.name: _live(team) for team in self.teams})
         self._callback.on_start(self.config, progress.env_steps)
         if progress.unreported is not None:
             self.report(progress.unreported)  # the run ended between a checkpoint and its report
 
-    def iterate(self) -> dict[str, Any]:
-        """Collects a rollout, updates the policies with it, and returns all metrics.
+    def collect(self) -> Rollouts:
+        """Returns the next rollout of every team.
 
         Raises:
-            TrainingDiverged: If an observation, a reward or a loss is not finite. The policy is then that of the
-                previous update.
+            TrainingDiverged, NothingAllowed: If an observation, a reward or an action mask is unusable.
         """
-        progress = self.progress
-        if progress.updates == 0 and any(team.learner.unseen for team in self.teams):
+        if self.progress.updates == 0 and self.teams.unseen:
             # Without statistics, the first update would train on unscaled, clipped features, which then change at once.
             # Rollout 0 therefore only initializes the normalizers.
-            for team, part in zip(self.teams, self._collect(0).collected, strict=True):
-                team.learner.observe(part)
-        with progress.clock.spent_on("collect"):
-            rollouts = self._collect(progress.updates + 1)
-        with self._undone_on_error():
-            losses = self._learn(rollouts.collected)
-        self.policies()  # callbacks may use them
-        progress.updates += 1
-        self._ahead = False
-        self._count_episodes(rollouts)
-        # Owner: the envs own the slab from here on.
-        self.evaluation = None
-        times = progress.clock.read(progress.env_steps)
-        return {"env_steps": progress.env_steps, **times, **progress.episodes.summary(), **losses}
+            self.teams.observe(self._rollouts(0, "initializing the normalizers").collected)
+        with self.progress.clock.spent_on("collect"):
+            return self._rollouts(self.progress.updates + 1, "collecting")
 
-    def _learn(self, collected: Sequence[Collected]) -> dict[str, float]:
-        """Updates each team with its rollout, and returns the metrics."""
-        progress = self.progress
-        of_teams: dict[str, dict[str, float]] = {}
-        for team, part in zip(self.teams, collected, strict=True):
-            doing = self._status.doing("updating" if team.learner.compiled else "compiling the update")
-            with doing, progress.clock.spent_on("learn"):
-                of_teams[team.name] = team.learner.learn(part, progress.updates)
-            check_losses(of_teams[team.name], progress.env_steps)
-        return with_means(of_teams)
-
-    @contextmanager
-    def _undone_on_error(self) -> Iterator[None]:
-        """Restores all agents and learners if the block raises, so that the previous update can be saved."""
-        before = self._values()  # shares the variables' memory until they are written
-        try:
-            yield
-        except BaseException:
-            for variable, value in zip(self._learned, before, strict=True):
-                variable.assign(value)
-            raise
-
-    def _collect(self, number: int) -> Rollouts:
-        """Returns rollout `number` after checking it."""
+    def _rollouts(self, number: int, doing: str) -> Rollouts:
+        """Returns rollout `number` of every team after checking it."""
         env_steps = self.progress.env_steps
-        doing = "collecting" if number > 0 else "initializing the normalizers"
-        self._ahead = True
+        self.progress.ahead = True
         with self._status.doing(Collecting(self.collector, self.config.batch_size, doing)):
-            self.policies()
             rollouts = self.collector.collect(number, env_steps)
         name = f"the rollout that began after {env_steps} env-steps"
-        for team, arrays in zip(self.teams, rollouts.arrays, strict=True):
-            check_rollout(arrays, team.agent.observations, team.agent.distribution.mask_groups, name, team.members)
-            self._observed[team.name] = arrays.observations
+        for team, rollout in zip(self.teams, rollouts.arrays, strict=True):
+            check_rollout(rollout, team.agent.observations, team.agent.distribution.mask_groups, name, team.members)
+            # Owner: this process, until the next rollout is complete; the next rollout overwrites the first of them.
+            # Checkpoints record the actions in some of these observations.
+            self._observed[team.name] = rollout.observations
         return rollouts
 
-    def _count_episodes(self, rollouts: Rollouts) -> None:
-        """Adds the episodes that ended in a rollout to the statistics.
+    def learn(self, rollouts: Rollouts) -> dict[str, Any]:
+        """Updates the policies with a rollout, and returns all metrics.
 
-        Only rollouts that an update has learned from count, as in `env_steps`: neither rollout 0, nor a rollout whose
-        update failed.
-        """
-        episodes = self.progress.episodes
-        for team, arrays in zip(self.teams, rollouts.arrays, strict=True):
-            if team.name:
-                episodes.add_team(team.name, arrays)
-        episodes.add(rollouts.envs, warn=self._callback.on_warning)
-
-    def policies(self) -> dict[str, Agent]:
-        """Returns the current policy of each team on the host, by the name of the team."""
-        return {team.name: team.policy() for team in self.teams}
-
-    def conclude(self, metrics: dict[str, Any]) -> None:
-        """Saves, evaluates and reports, each if it is due after an update, and calls `on_update`.
-
-        Order: a checkpoint precedes an evaluation, which may take long, and every report. It holds the metrics, which a
-        resumed run reports if this process did not get that far.
+        Raises:
+            TrainingDiverged: If a loss is not finite. The policies are then those of the previous update.
         """
         progress = self.progress
+        doing = "updating" if self.teams.compiled else "compiling the update"
+        with self._status.doing(doing), progress.clock.spent_on("learn"):
+            losses = self.teams.update(rollouts.collected, progress.updates, progress.env_steps)
+        progress.count(rollouts, warn=self._callback.on_warning)
+        self.evaluation = None
+        times = progress.clock.read(progress.env_steps)
+        metrics = {"env_steps": progress.env_steps, **times, **progress.episodes.summary(), **with_means(losses)}
         progress.unreported = metrics
-        if progress.due(self.config.checkpoint_interval) or progress.due(self.config.eval_interval):
-            self.save(periodic=not progress.finished)
-        self.report(metrics)
-        self._callback.on_update(metrics)
-
-    def reason(self, *, interrupted: bool) -> str | None:
-        """Returns the reason that a callback passed to `stop`.
-
-        It is None if there is none, if the run was interrupted, or if all updates have been made.
-        """
-        return None if interrupted or self.progress.finished else self._callback.reason or None
+        return metrics
 
     def report(self, metrics: dict[str, Any], *, last: bool = False) -> None:
-        """Evaluates and reports, each if it is due after an update. The last update is always reported.
+        """Reports the last update, including an evaluation, if either is due. The `last` report is always due.
 
-        An evaluation that is cut short is not reported. A resumed run begins with it.
+        If the evaluation is cut short, nothing is reported. A resumed run then begins with this report.
         """
-        config, progress, callback = self.config, self.progress, self._callback
-        evaluation, reports = None, last or progress.due(config.report_interval) or progress.due(config.eval_interval)
-        if reports:  # restarted here, so that the next report's speed includes the time of the evaluation
-            progress.clock.restart(progress.env_steps)
+        config, progress, callback, evaluation = self.config, self.progress, self._callback, None
+        if not last and not progress.due(config.report_interval, config.eval_interval):
+            return
+        progress.clock.restart(progress.env_steps)  # here, so that the next speed includes the time of the evaluation
         if progress.due(config.eval_interval):
             evaluation = self.evaluate()
             if evaluation is None:
                 return
             metrics |= evaluation.metrics()
-        if reports:
-            logged = callback.logged()
-            self._writer.write(metrics, logged)
-            progress.unreported = None
-            callback.on_report({**metrics, **logged})
+        logged = callback.logged()
+        self._writer.write(metrics, logged)
+        progress.unreported = None
+        callback.on_report({**metrics, **logged})
         if evaluation is not None:
             callback.on_evaluation(progress.env_steps, evaluation)
 
+    def evaluate(self) -> Evaluation | None:
+        """Evaluates the current policies on separate envs. Returns None if a stop is requested meanwhile."""
+        config, progress = self.config, self.progress
+        limit = limit_of(progress.episodes.longest, config.num_steps * progress.updates)
+        warn, tally = self._callback.on_warning, Tally(config.eval_episodes)
+        self.evaluation = self._evaluator.evaluate(
+            Players(self.teams.actors, config, limit, warn, tally, self._stop.is_set)
+        )
+        return self.evaluation
+
     def finish(self, reason: str | None) -> Evaluation | None:
-        """Evaluates the final policy if it has not been evaluated yet, and writes its scores.
+        """Evaluates the final policies if they have not been evaluated yet, and writes their scores.
 
         With the reason why a callback finishes the run early, first saves and reports the last update if necessary.
         Returns None if the evaluation was cut short.
         """
-        env_steps, evaluation, metrics = self.progress.env_steps, self.evaluation, self.progress.unreported
+        env_steps, metrics = self.progress.env_steps, self.progress.unreported
         if reason is not None:
-            self.save()
+            self.saver.save()
             if metrics is not None:
                 self.report(metrics, last=True)
+        evaluation = self.evaluation
         if evaluation is None:
             evaluation = self.evaluate()
             if evaluation is None:
@@ -309,50 +232,15 @@ class Trainer:
         self._run.write_evaluation({"env_steps": env_steps, **evaluation.summary(), **evaluation.to_json(), **why})
         return evaluation
 
-    def evaluate(self) -> Evaluation | None:
-        """Evaluates the current policy on separate envs. Returns None if a stop is requested meanwhile."""
-        progress, tally = self.progress, Tally(self.config.eval_episodes)
-        limit = limit_of(progress.episodes.longest, self.config.num_steps * progress.updates)
-        players = Players(self.policies(), self.config, limit, self._callback.on_warning, tally, self._stopped)
-        try:
-            self._best.refresh(players, self._status)
-            with self._status.doing(tally):
-                self.evaluation = evaluate(players, self._source, self.config.eval_episodes)
-        except EvaluationStopped:
-            return None
-        self._best.offer(self.evaluation, recorded_actions(self.policies(), self._observed))
-        return self.evaluation
-
-    def save(self, *, periodic: bool = False) -> None:
-        """Writes a checkpoint unless nothing has changed since the last one; see `Saver.save`.
-
-        Args:
-            periodic: Whether training continues afterwards.
-        """
-        if self._saver.saved:
-            return
-        with self._status.doing("saving"):
-            actions = recorded_actions(self.policies(), self._observed)
-            self._saver.save(actions, periodic=periodic, dropped=self._ahead)
-
-    def rescue(self, error: BaseException) -> None:
-        """Saves the last finished update after an error, and adds a note to the error."""
-        env_steps = self.progress.env_steps
-        if env_steps == 0:
-            return
-        failure = None
-        if not self._saver.written:
-            try:
-                self.save()
-            except Exception as failed:  # also from a callback, after the checkpoint was written
-                failure = failed
-        if self._saver.written:
-            error.add_note(
-                f"Everything up to env-step {env_steps:,} is saved in {self._run.path}, which can be resumed."
-            )
-        else:
-            error.add_note(f"The run could not be saved at env-step {env_steps:,}: {failure}")
-
     def close(self) -> None:
         """Closes the files."""
         self._writer.close()
+
+    def _recorded_actions(self) -> Recorded:
+        """Returns actions of the current policies for a checkpoint."""
+        return recorded_actions(self.teams.actors, self._observed)
+
+
+def _live(team: Team) -> Policy:
+    """Returns the policy of a team, with its current weights whenever it is called."""
+    return Policy(team.actor, return_scale=lambda: float(team.learner.rewards.moments.deviation))

@@ -33,6 +33,10 @@ class NotRestorable(VecEnvError):
     """The state of an env cannot be saved and restored exactly; the message names the class and says what to do."""
 
 
+class NotRestorableNow(NotRestorable):
+    """The states of the envs cannot be saved before their next step, because a process that held some of them died."""
+
+
 class RenderingFailed(VecEnvError):
     """Rendering failed, because no OpenGL backend works on this machine."""
 

@@ -17,13 +17,13 @@ class Packed(NamedTuple):
     """Rollouts of a share of the envs, as NumPy arrays that Ray can send.
 
     Attributes:
-        teams: The rollout of each team, with the members of `Collected`. Final observations are only those of ended
-            rows, `[E, ...]`, ordered by step.
+        teams: What the policy of each team has collected. Final observations are only those of ended rows, `[E, ...]`,
+            ordered by step.
         envs: As of `Rollouts`, without observations and actions.
         restarted: Whether the envs began fresh episodes, because the process of the collector was replaced.
     """
 
-    teams: list[tuple[Rollout, Any, Any, Any]]
+    teams: list[Collected]
     envs: Rollout
     restarted: bool
 
@@ -36,7 +36,7 @@ def packed(rollouts: Rollouts, *, restarted: bool) -> Packed:
         finals = tf.nest.map_structure(lambda leaf, ended=ended: leaf[ended], arrays.final_observations)
         acted = (collected.state, collected.noise, collected.predictions)
         rest = tf.nest.map_structure(lambda tensor: tensor.numpy(), acted)
-        teams.append((arrays._replace(final_observations=finals), *rest))
+        teams.append(Collected(arrays._replace(final_observations=finals), *rest))
     envs = rollouts.envs._replace(observations=None, actions=None, final_observations=None)
     return Packed(teams, envs, restarted)
 

@@ -15,10 +15,11 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import cloudpickle
 import gymnasium as gym
+import numpy as np
 
 import vecenv
 from ppo.startup import load_tensorflow
@@ -27,8 +28,17 @@ from ppo.versions import versions
 if TYPE_CHECKING:
     from ppo.algorithm.packing import Packed
     from ppo.algorithm.rollout import LocalCollector
+    from ppo.model.agent import Agent
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+class Place(NamedTuple):
+    """Where an actor runs: the id of the node, the id of the process, and the address of the node."""
+
+    node: str
+    pid: int
+    address: str
 
 
 @dataclass(frozen=True)
@@ -79,15 +89,15 @@ class Actor:
     def __init__(self, pickled: bytes, cores: int, path: Sequence[str]):
         self._pickled, self._cores, self._path = pickled, cores, path
         self._collector: LocalCollector | None = None
-        self._agents: list[Any] = []
+        self._agents: list[Agent] = []
         self._begun = False
         self._stack = ExitStack()
 
-    def ping(self) -> tuple[str, int, str]:
-        """Returns the id of the node, the id of this process, and the address of the node."""
+    def ping(self) -> Place:
+        """Returns where this process runs."""
         import ray
 
-        return ray.get_runtime_context().get_node_id(), os.getpid(), ray.util.get_node_ip_address()
+        return Place(ray.get_runtime_context().get_node_id(), os.getpid(), ray.util.get_node_ip_address())
 
     @_portable
     def start(self) -> Outline:
@@ -103,7 +113,7 @@ class Actor:
         self._begun = True
 
     @_portable
-    def collect(self, values: Sequence[Sequence[Any]], number: int, env_steps: int) -> Packed:
+    def collect(self, values: Sequence[Sequence[np.ndarray]], number: int, env_steps: int) -> Packed:
         """See `Collector.collect`. `values` are those of all variables of each policy."""
         from ppo.algorithm.packing import packed
 
@@ -119,7 +129,7 @@ class Actor:
     def get_states(self) -> list[Any]:
         """See `Collector.get_states`."""
         if not self._begun:
-            raise vecenv.NotRestorable("the process that stepped the envs has ended, and their states with it")
+            raise vecenv.NotRestorableNow("the process that stepped the envs has ended, and their states with it")
         return self._local().get_states()
 
     @_portable

@@ -18,7 +18,7 @@ from gymnasium.vector.utils import batch_differing_spaces
 import vecenv
 from ppo.algorithm.collector import Rollouts, Spaces
 from ppo.algorithm.packing import Packed, joined
-from ppo.algorithm.ray_actor import Actor, Outline, kill
+from ppo.algorithm.ray_actor import Actor, Outline, Place, kill
 from ppo.config import Config, ConfigError
 from ppo.model.agent import Agent
 from ppo.versions import PACKAGES, versions
@@ -40,17 +40,17 @@ def common_spaces(shares: Sequence[Spaces]) -> Spaces:
     found = dict(shares[0])
     for k, share in enumerate(shares):
         for name, (observed, acted) in found.items():
-            own_observed, own_acted = share[name]
+            observed_here, acted_here = share[name]
             try:
-                both = batch_differing_spaces([observed, own_observed])
-                one, other = (enclosing(space, both) for space in (observed, own_observed))
-                fits = one == other and acted == own_acted
+                both = batch_differing_spaces([observed, observed_here])
+                one, other = (enclosing(space, both) for space in (observed, observed_here))
+                fits = one == other and acted == acted_here
             except (AssertionError, TypeError, ValueError):  # Gymnasium cannot batch them
                 fits = False
             if not fits:
                 raise ConfigError(
-                    f"the envs of collector {k} have the spaces {own_observed} and {own_acted}, but those of collector "
-                    f"0 have {observed} and {acted}: all envs of a run need the same spaces"
+                    f"the envs of collector {k} have the spaces {observed_here} and {acted_here}, but those of "
+                    f"collector 0 have {observed} and {acted}: all envs of a run need the same spaces"
                 )
             found[name] = (one, acted)
     return found
@@ -86,7 +86,7 @@ class RayCollector:
         cores: int,
         warn: Callable[[str], None],
     ):
-        self._ray: Any = importlib.import_module("ray")  # optional, and it takes a second
+        self._ray = importlib.import_module("ray")  # optional, and it takes a second
         self._config, self._shares, self._cores, self._warn = config, shares, cores, warn
         self._restarts = config.on_worker_death == "restart"
         options: Any = {
@@ -100,7 +100,7 @@ class RayCollector:
         self._actors = [actor.remote(one, cores, sys.path) for one in pickled]
         self._pings = [self._ping(actor) for actor in self._actors]
         self._silent = [0] * len(shares)  # polls since the last answer to a ping
-        self._places: list[tuple[str, int, str] | None] = [None] * len(shares)
+        self._places: list[Place | None] = [None] * len(shares)
         self._acting: Sequence[Agent] = ()
         self.steps = 0
 
@@ -108,12 +108,12 @@ class RayCollector:
         """Makes the envs of all actors, and sets the attributes that describe them."""
         outlines: list[Outline] = self._all("start", ())
         self._places = self._ray.get(self._pings)
-        self.members, own = outlines[0].members, versions()
+        self.members, expected = outlines[0].members, versions()
         self.wrappers: Sequence[Any] = [wrappers for outline in outlines for wrappers in outline.wrappers]
         for k, outline in enumerate(outlines):
-            names = [name for name in ("python", *PACKAGES) if outline.versions[name] != own[name]]
+            names = [name for name in ("python", *PACKAGES) if outline.versions[name] != expected[name]]
             if names:
-                named = ", ".join(f"{name} {outline.versions[name]} instead of {own[name]}" for name in names)
+                named = ", ".join(f"{name} {outline.versions[name]} instead of {expected[name]}" for name in names)
                 raise ConfigError(f"{self._name(k)} has {named}: install the same versions on all nodes")
         self.spaces = common_spaces([outline.spaces for outline in outlines])
         # A rollout as it arrives, all rows in one array, and the tensors.
@@ -138,9 +138,9 @@ class RayCollector:
         return [state for states in self._all("get_states", ()) for state in states]
 
     def set_states(self, states: Sequence[Any]) -> None:
-        own = [states[share.start : share.stop] for share in self._shares]
+        parts = [states[share.start : share.stop] for share in self._shares]
         self._wait(
-            {actor.set_states.remote(part): k for k, (actor, part) in enumerate(zip(self._actors, own, strict=True))}
+            {actor.set_states.remote(part): k for k, (actor, part) in enumerate(zip(self._actors, parts, strict=True))}
         )
 
     def close(self) -> None:
@@ -217,11 +217,10 @@ class RayCollector:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         if (place := self._places[k]) is not None:
-            node, pid, _ = place
-            there = NodeAffinitySchedulingStrategy(node, soft=False)
-            self._ray.remote(num_cpus=0, scheduling_strategy=there)(kill).remote(pid)
+            there = NodeAffinitySchedulingStrategy(place.node, soft=False)
+            self._ray.remote(num_cpus=0, scheduling_strategy=there)(kill).remote(place.pid)
 
     def _name(self, k: int) -> str:
         share, place = self._shares[k], self._places[k]
-        where = "" if place is None else f", process {place[1]} on node {place[2]}"
+        where = "" if place is None else f", process {place.pid} on node {place.address}"
         return f"collector {k} of {len(self._shares)} (envs {share.start}:{share.stop}{where})"

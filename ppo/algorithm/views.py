@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import tensorflow as tf
@@ -12,7 +12,9 @@ from ppo.model.recurrent import flat
 from vecenv.ingraph import Rollout
 from vecenv.tree import Path, nest, pick
 
-Group = Any  # an AgentRows, whose module needs PettingZoo
+if TYPE_CHECKING:
+    import vecenv
+    from vecenv.adapters.pettingzoo import AgentRows, ParallelVectorEnv  # needs PettingZoo
 
 
 class View(Protocol):
@@ -43,11 +45,14 @@ class View(Protocol):
         """Returns the policy's rows of a rollout of all envs, of tensors or of NumPy arrays."""
 
 
-def views_of(envs: Any, *, is_multi_agent: bool) -> Mapping[str, View]:
-    """Returns the view of each team by its name. `envs` are vector envs of vecenv; see `ppo.envs.training_envs`."""
+def views_of(
+    envs: vecenv.AsyncVectorEnv | vecenv.SyncVectorEnv | ParallelVectorEnv, *, is_multi_agent: bool
+) -> Mapping[str, View]:
+    """Returns the view of each team by its name. With several agents, `envs` is a `ParallelVectorEnv`."""
     if not is_multi_agent:
         return {"": EnvView(envs.num_envs)}
-    return {name: GroupView(envs.joint.num_envs, group) for name, group in envs.groups.items()}
+    parallel = cast("ParallelVectorEnv", envs)
+    return {name: GroupView(parallel.joint.num_envs, rows) for name, rows in parallel.groups.items()}
 
 
 class EnvView:
@@ -77,17 +82,17 @@ class GroupView:
 
     Args:
         num_joint: M.
-        group: A `vecenv.adapters.pettingzoo.AgentRows`.
+        rows: The rows of the group.
     """
 
-    def __init__(self, num_joint: int, group: Group):
-        self.num_envs = group.num_envs
-        self._num_joint, self._name, self._count = num_joint, group.group.name, len(group.group.agents)
-        self._observed, self._acted = group.single_observation_space, group.single_action_space
+    def __init__(self, num_joint: int, rows: AgentRows):
+        self.num_envs = rows.num_envs
+        self._num_joint, self._name, self._count = num_joint, rows.group.name, len(rows.group.agents)
+        self._observed, self._acted = rows.single_observation_space, rows.single_action_space
 
     def observations(self, joint: Any) -> Any:
-        own = joint[self._name]["observation"]
-        return nest(self._observed, lambda path: self._rows(pick(own, path), 0))
+        of_group = joint[self._name]["observation"]
+        return nest(self._observed, lambda path: self._rows(pick(of_group, path), 0))
 
     def joint_actions(self, actions: Any) -> Any:
         def leaf(path: Path) -> tf.Tensor:
@@ -101,18 +106,18 @@ class GroupView:
         return self._valid(before) & self._valid(after) & tf.logical_not(over)
 
     def rows(self, rollout: Rollout) -> Rollout:
-        own, last = rollout.observations[self._name], rollout.final_observations[self._name]
+        of_group, last = rollout.observations[self._name], rollout.final_observations[self._name]
         over = rollout.terminated | rollout.truncated
 
         def result(key: str) -> Any:  # step t writes row t + 1
-            return self._rows(own[key][1:])
+            return self._rows(of_group[key][1:])
 
         def observed(path: Path) -> Any:
-            return self._rows(pick(own["observation"], path))
+            return self._rows(pick(of_group["observation"], path))
 
         def final(path: Path) -> Any:
             # If other agents continue, an agent's last observation is not overwritten.
-            values = [pick(part["observation"], path) for part in (last, own)]
+            values = [pick(part["observation"], path) for part in (last, of_group)]
             return self._rows(_chosen(over, values[0], values[1][1:]))
 
         return Rollout(
@@ -125,7 +130,7 @@ class GroupView:
             episode_returns=result("episode_return"),
             episode_lengths=result("episode_length"),
             episode_infos={},
-            valid=self._rows(own["valid"]) != 0,
+            valid=self._rows(of_group["valid"]) != 0,
         )
 
     def _valid(self, joint: Any) -> tf.Tensor:

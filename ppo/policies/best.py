@@ -1,4 +1,4 @@
-"""The checkpoint `best`: the policy of a run that had the highest mean return in an evaluation."""
+"""Evaluations during training, and the checkpoint `best`: the policy of a run with the highest mean return in one."""
 
 from __future__ import annotations
 
@@ -7,48 +7,63 @@ import dataclasses
 from ppo.config import Config
 from ppo.envs import EnvSource, identity_of
 from ppo.errors import RunError
-from ppo.policies.evaluation import Players, evaluate
+from ppo.policies.evaluation import EvaluationStopped, Players, evaluate
 from ppo.policies.policy import load_agent
-from ppo.run.checkpoint import BEST, Recorded, number_in, value_in
+from ppo.run.checkpoint import BEST, number_in, value_in
 from ppo.run.folder import Run
 from ppo.run.resume import Saver
 from ppo.run.scores import Evaluation
 from ppo.run.status import Status, Tally
 
 
-class Best:
-    """Keeps the checkpoint `best` of a run.
+class Evaluator:
+    """Evaluates the policies of a run during training, and keeps the checkpoint `best`.
 
     Args:
         run: The run.
         saver: Writes the checkpoint.
         config: The settings of the run.
         source: What evaluations use; see `ppo.train`.
+        status: Says when the policies are being evaluated.
     """
 
-    def __init__(self, run: Run, saver: Saver, config: Config, source: EnvSource):
-        self._run, self._saver, self._config, self._source = run, saver, config, source
+    def __init__(self, run: Run, saver: Saver, config: Config, source: EnvSource, status: Status):
+        self._run, self._saver, self._config, self._source, self._status = run, saver, config, source, status
         self._return_mean = number_in(run.checkpoints, BEST, "return_mean")
         self._where = {"eval_env_kwargs": config.eval_env_kwargs, "envs": identity_of(source)}
         comparable = source is None or self._where["envs"] is not None
         same = comparable and value_in(run.checkpoints, BEST, "evaluated_in") == self._where
         self._is_stale = self._return_mean is not None and not same
 
-    def refresh(self, players: Players, status: Status) -> None:
-        """Evaluates the checkpoint again if this process may evaluate in other envs than an earlier one did.
+    def evaluate(self, players: Players) -> Evaluation | None:
+        """Returns the scores of the current policies, which become the checkpoint `best` if none were higher before.
+
+        Returns None if a stop is requested meanwhile.
+        """
+        try:
+            if self._is_stale:
+                self._refresh(players)
+            with self._status.doing(players.tally):
+                evaluation = evaluate(players, self._source, self._config.eval_episodes)
+        except EvaluationStopped:
+            return None
+        return_mean = float(evaluation.returns.mean())
+        if self._return_mean is None or return_mean >= self._return_mean:
+            values = {"return_mean": return_mean, "deterministic": evaluation.deterministic}
+            self._saver.save_best({**values, "evaluated_in": self._where})
+            self._return_mean = return_mean
+        return evaluation
+
+    def _refresh(self, players: Players) -> None:
+        """Evaluates the checkpoint again, because this process may evaluate in other envs than an earlier one did.
 
         Otherwise the score of an easier evaluation would prevent later policies from becoming the best.
-
-        Raises:
-            EvaluationStopped: See `ppo.policies.evaluation.play`.
         """
-        if not self._is_stale:
-            return
         before, warn, tally = self._return_mean, players.warn, Tally(doing="evaluating the best checkpoint")
         try:
             agents = {team: load_agent(self._run, warn, checkpoint=BEST, team=team) for team in players.agents}
             best = dataclasses.replace(players, agents=agents, tally=tally)
-            with status.doing(tally):
+            with self._status.doing(tally):
                 scores = evaluate(best, self._source, self._config.eval_episodes)
             self._return_mean = now = float(scores.returns.mean())
             if now != before:
@@ -56,11 +71,3 @@ class Best:
         except RunError:
             self._return_mean = None  # it is damaged, as `warn` has said
         self._is_stale = False
-
-    def offer(self, evaluation: Evaluation, actions: Recorded) -> None:
-        """Saves the current policy as the checkpoint unless an earlier one had a higher mean return."""
-        return_mean = float(evaluation.returns.mean())
-        if self._return_mean is None or return_mean >= self._return_mean:
-            values = {"return_mean": return_mean, "deterministic": evaluation.deterministic}
-            self._saver.save_best({**values, "evaluated_in": self._where}, actions)
-            self._return_mean = return_mean

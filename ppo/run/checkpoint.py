@@ -7,7 +7,7 @@ import math
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 import vecenv
+from ppo.algorithm.teams import Team
 from ppo.errors import RunError
 from ppo.model.agent import Agent
 from ppo.model.normalize import RunningMoments
@@ -143,6 +144,17 @@ def name_of(module: str, team: str) -> str:
     return f"{module}_{team}" if team else module
 
 
+def modules_in_checkpoints(teams: Iterable[Team]) -> dict[str, tf.Module]:
+    """Returns the agents and learners of teams, by their names in checkpoints.
+
+    Actors are not saved, because they are the agents or copies of them.
+    """
+    modules: dict[str, tf.Module] = {}
+    for team in teams:
+        modules |= {name_of("agent", team.name): team.agent, name_of("learner", team.name): team.learner}
+    return modules
+
+
 def only_reward_moments(moments: RunningMoments) -> tf.train.Checkpoint:
     """Returns a stand-in for a learner that restores only `moments`, the statistics of its reward normalizer."""
     return tf.train.Checkpoint(rewards=tf.train.Checkpoint(moments=moments))
@@ -204,16 +216,16 @@ def number_in(folder: Path, which: str | int, *keys: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def recorded_actions(agents: Mapping[str, Agent], rollouts: Mapping[str, Any]) -> Recorded:
+def recorded_actions(agents: Mapping[str, Agent], observed: Mapping[str, Any]) -> Recorded:
     """Returns some observations of each team's last rollout, `[T + 1, N, ...]`, with the most likely actions.
 
     They are stored with each checkpoint. A loaded policy is built from the files of a run folder. If it does not repeat
     these actions, one of the files, or the code that reads them, is wrong.
     """
     recorded: Recorded = {}
-    for team, rollout in rollouts.items():
+    for team, observations in observed.items():
         agent, space = agents[team], agents[team].observations.space
-        rows = _some_rows(rollout, space)
+        rows = _some_rows(observations, space)
         if not all(np.isfinite(pick(rows, path)).all() for path, _ in leaves(space)):
             return {}  # these observations have ended the run
         actions, _ = agent.act(rows, agent.initial_state(NUM_ROWS), checked=False)
@@ -251,11 +263,11 @@ def check_actions(folder: Path, agent: Agent, team: str) -> None:
             )
 
 
-def _some_rows(rollout: Any, space: gym.Space) -> Any:
-    """Returns `[NUM_ROWS, ...]`, spread over a rollout of observations `[T + 1, N, ...]`."""
+def _some_rows(observations: Any, space: gym.Space) -> Any:
+    """Returns `[NUM_ROWS, ...]`, spread over the observations of a rollout, `[T + 1, N, ...]`."""
 
     def leaf(path: tuple) -> np.ndarray:
-        values = pick(rollout, path)
+        values = pick(observations, path)
         num_states, num_envs = values.shape[:2]
         return values[divmod(np.linspace(0, num_states * num_envs - 1, NUM_ROWS).astype(int), num_envs)]
 

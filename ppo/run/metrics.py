@@ -73,12 +73,12 @@ def with_means(of_teams: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
     With several teams, the result also holds each team's own metrics, as `TEAM/NAME`.
     """
-    names = dict.fromkeys(name for own in of_teams.values() for name in own)
-    values = {name: [own[name] for own in of_teams.values() if name in own] for name in names}
+    names = dict.fromkeys(name for metrics in of_teams.values() for name in metrics)
+    values = {name: [metrics[name] for metrics in of_teams.values() if name in metrics] for name in names}
     means = {name: sum(found) / len(found) for name, found in values.items()}
     if len(of_teams) == 1:
         return means
-    return {f"{team}/{name}": value for team, own in of_teams.items() for name, value in own.items()} | means
+    return {f"{team}/{name}": value for team, metrics in of_teams.items() for name, value in metrics.items()} | means
 
 
 class Clock:

@@ -1,13 +1,14 @@
-"""Saving and resuming a run: its progress, its learner and, if possible, the states of its envs."""
+"""Saving and resuming a run: its progress, its learners and, if possible, the states of its envs."""
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import multiprocessing
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import tensorflow as tf
@@ -16,269 +17,264 @@ import vecenv
 from ppo.algorithm.collector import Collector
 from ppo.algorithm.schedules import schedule_change
 from ppo.callbacks import Callback
-from ppo.config import NORMALIZERS, SETTINGS, Config, ConfigError
+from ppo.config import Config
 from ppo.errors import RunError, sentence_of
-from ppo.model.agent import Agent
-from ppo.model.normalize import RunningMoments
-from ppo.run.checkpoint import Checkpoints, Recorded, name_of, only_reward_moments
-from ppo.run.folder import Run, write_atomically
-from ppo.run.metrics import Clock, Episodes
-from ppo.run.modules import config_to_load
+from ppo.run.checkpoint import Checkpoints, Recorded
+from ppo.run.folder import Run
+from ppo.run.progress import Progress
+from ppo.run.signals import Stop
+from ppo.run.status import Status
 
 MAX_STATES_S, STATES_SHARE = 1.0, 0.01
 """If saving the states of the envs took more than `MAX_STATES_S` seconds, periodic checkpoints omit them as often as is
 needed for saving them to take at most the share `STATES_SHARE` of the time."""
 
-INITIAL = ("policy_output_gain", "initial_log_std")
-"""Settings that concern only new networks, so they have no effect on a run that starts from another run."""
 
-MAY_DIFFER = {*INITIAL, "min_log_std"}
-"""Settings of the networks in which a run may differ from the run from which it starts."""
+@dataclass(frozen=True)
+class Newest:
+    """The newest checkpoint of a run.
 
-KEPT_ROLLOUTS = 10
-"""Maximum weight of another run's statistics of observations, in rollouts.
-
-With less weight, the first rollouts, which begin at resets, would shift the inputs of the policy too far.
-"""
-
-KEPT_REWARDS = 1e-6
-"""Maximum weight of another run's statistics of rewards, in steps. With a weight of 0, no statistics would exist, and
-the new run would spend a rollout on initializing them."""
-
-
-class Progress:
-    """The number of updates so far, the scores of recent episodes and the time spent on training, over all resumes."""
-
-    def __init__(self, config: Config, teams: Mapping[str, Sequence[str]] = MappingProxyType({})):
-        self.config = config
-        self.updates = 0
-        self.unreported: dict[str, Any] | None = None  # metrics of the last update, until they are reported
-        self.episodes = Episodes(config.info_metrics, teams)
-        self.clock = Clock(0.0, 0)
-
-    @property
-    def env_steps(self) -> int:
-        """Env-steps taken so far, all envs together."""
-        return self.updates * self.config.batch_size
-
-    @property
-    def finished(self) -> bool:
-        """Whether all updates have been made."""
-        return self.updates >= self.config.num_updates
-
-    def due(self, interval: int | None) -> bool:
-        """Returns whether the last update passed a multiple of `interval` env-steps, or ended the run; no for None."""
-        if interval is None:
-            return False
-        updates, size = self.updates, self.config.batch_size
-        return self.finished or updates * size // interval > (updates - 1) * size // interval
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns JSON values from which `load` restores the progress."""
-        return {
-            "update": self.updates,
-            "wall_s": self.clock.wall_s,
-            "episodes": self.episodes.state(),
-            "unreported": self.unreported,
-        }
-
-    def load(self, values: Mapping[str, Any]) -> None:
-        """Restores a result of `to_json`."""
-        self.updates = values["update"]
-        self.unreported = values.get("unreported")  # optional: older checkpoints follow their reports
-        self.episodes.load(values["episodes"])
-        self.clock = Clock(values["wall_s"], self.env_steps)
-
-
-class Saver:
-    """Saves a run and restores it.
-
-    A checkpoint always holds the progress and the modules. It also holds the env states if these can be saved. A run
-    that resumes without env states begins fresh episodes.
+    Attributes:
+        env_steps: Env-steps of the run that it holds.
+        complete: Whether a second checkpoint at these env-steps would hold no more: this one holds the states of the
+            envs, they can never be saved, or everything was tried because no training was to follow.
+        states: The states of the envs, after they were read from it and before the envs continue from them.
+        why_fresh: Why it holds no states of the envs, for a run that resumes from it; None if it holds them.
     """
 
-    def __init__(
-        self, run: Run, progress: Progress, collector: Collector, callback: Callback, modules: dict[str, tf.Module]
-    ):
-        self._run, self._progress, self._collector, self._callback = run, progress, collector, callback
-        self._checkpoints = Checkpoints(run.checkpoints, **modules)
-        self._env_states: Any = None  # from the restored checkpoint
-        self._why_fresh: str | None = None  # why the restored checkpoint holds no env states
-        self._warned: set[str] = set()  # the reasons for missing env states that were warned of
-        self._states_s = 0.0  # how long saving env states took the last time
-        self._stored_s = 0.0  # when it ended
-        self._saved_steps: int | None = None  # env-steps of the last checkpoint
-        self._complete = False  # whether it holds everything that a checkpoint of this run can hold
+    env_steps: int
+    complete: bool
+    states: list[Any] | None = None
+    why_fresh: str | None = None
 
-    def resume(self, config: Config) -> None:
-        """Restores the newest valid checkpoint, and writes the settings for the rest of the run."""
-        values = self._checkpoints.restore(warn=self._callback.on_warning)
+
+@dataclass(frozen=True)
+class States:
+    """The states of the envs for a checkpoint.
+
+    Attributes:
+        content: The content of the file; None if there are no states.
+        why_fresh: Why there are no states.
+        never: Whether there can never be any.
+        fault: The error after which the envs cannot be stepped any more, if there was one.
+    """
+
+    content: bytes | None = None
+    why_fresh: str | None = None
+    never: bool = False
+    fault: Exception | None = None
+
+    @property
+    def settled(self) -> bool:
+        """Whether another attempt would find no more."""
+        return self.content is not None or self.never
+
+
+class EnvStates:
+    """Saves and restores the states of the envs, and warns once of each reason why it cannot.
+
+    States that can never be saved, because a class does not define them, are requested once. After any other error,
+    such as the death of a worker, the next checkpoint may hold them again.
+    """
+
+    def __init__(self, collector: Collector, warn: Callable[[str], None]):
+        self._collector, self._warn = collector, warn
+        self._warned: set[str] = set()  # the reasons that were warned of
+        self._never: States | None = None  # the result of `save` if the states can never be saved
+        self._took_s = self._ended_s = 0.0  # how long saving them took the last time, and when it ended
+
+    @property
+    def may_be_slow(self) -> bool:
+        """Whether it is not known that saving the states takes less time than a batch system grants."""
+        return not 0.0 < self._took_s <= MAX_STATES_S
+
+    def omitted(self, *, periodic: bool) -> States | None:
+        """Returns the result of `save` if it is known, or if a periodic checkpoint should not spend time on it."""
+        waits = time.perf_counter() - self._ended_s < self._took_s / STATES_SHARE
+        if periodic and self._took_s > MAX_STATES_S and waits:
+            return States(why_fresh=f"saving them took {self._took_s:.1f} s, so this checkpoint omits them")
+        return self._never
+
+    def save(self) -> States:
+        """Returns the states of all envs, or the reason why there are none."""
+        start = time.perf_counter()
         try:
-            self._progress.load(values)
-            self._env_states, self._why_fresh = values.get("env_states"), values["why_fresh"]
-        except KeyError as error:
-            path = self._run.checkpoints / values["checkpoint"]
-            raise RunError(
-                f"checkpoint {path} lacks {error}, so it comes from another version of ppo: use the version in "
-                "versions.json, or train from scratch"
-            ) from error
-        self._saved_steps, self._complete = self._progress.env_steps, True  # nothing has changed since it was saved
-        if change := schedule_change(self._run.read_config(), config, self._progress.updates):
-            self._callback.on_warning(change)
-        self._run.write_config(config)
+            content = vecenv.state.dumps(self._collector.get_states())
+        except (vecenv.WorkerDied, vecenv.StateError, multiprocessing.TimeoutError) as error:
+            return States(why_fresh=str(error), fault=error)
+        except Exception as error:  # an env's exception must not prevent the checkpoint
+            reason = sentence_of(error)
+            self._warn_once(
+                "checkpoints will not hold the states of the envs until this changes, so a resumed run begins fresh "
+                "episodes",
+                reason,
+            )
+            never = isinstance(error, vecenv.NotRestorable) and not isinstance(error, vecenv.NotRestorableNow)
+            states = States(why_fresh=reason, never=never)
+            self._never = states if never else None
+            return states
+        self._ended_s = time.perf_counter()
+        self._took_s = self._ended_s - start  # an attempt that failed says nothing
+        return States(content)
 
-    def restore_envs(self) -> bool:
-        """Restores the env states of the checkpoint, if any, and returns whether this succeeded."""
-        states, self._env_states = self._env_states, None
+    def restore(self, states: list[Any] | None, why_fresh: str | None) -> bool:
+        """Restores the states of a checkpoint and returns True, or warns of the reason why it cannot.
+
+        Args:
+            states: The states in the checkpoint, if any.
+            why_fresh: Why there are none.
+        """
         if states is not None:
             try:
                 self._collector.set_states(states)
                 return True
             except vecenv.WorkerDied:
                 raise
-            except Exception as error:  # env states are optional
-                self._why_fresh = sentence_of(error)
-        if self._why_fresh is not None:
-            self._callback.on_warning(
-                f"the envs begin fresh episodes, because their states cannot be restored: {self._why_fresh}"
-            )
+            except Exception as error:  # a run can continue without them
+                why_fresh = sentence_of(error)
+        if why_fresh is not None:
+            self._warn_once("the envs begin fresh episodes, because their states cannot be restored", why_fresh)
         return False
 
-    @property
-    def written(self) -> bool:
-        """Whether the last checkpoint holds the last update."""
-        return self._saved_steps == self._progress.env_steps
+    def _warn_once(self, what: str, reason: str) -> None:
+        if reason not in self._warned:
+            self._warned.add(reason)
+            self._warn(f"{what}: {reason}")
 
-    @property
-    def saved(self) -> bool:
-        """Whether the last checkpoint is complete, and nothing has changed since."""
-        return self._complete and self.written
 
-    def save(self, actions: Recorded, *, periodic: bool = False, dropped: bool = False) -> None:
-        """Writes a checkpoint. Raises WorkerDied, StateError or TimeoutError if training cannot continue afterwards.
+class Saver:
+    """Writes the checkpoints of a run, and restores the newest one. Its only state is `newest`.
+
+    A checkpoint always holds the progress and the modules. It also holds the states of the envs if they can be saved. A
+    run that resumes without them begins fresh episodes.
+
+    Args:
+        run: The run.
+        progress: The progress to save and to restore.
+        collector: Steps the envs.
+        callback: Receives warnings, and the folder of each checkpoint.
+        modules: The agents and learners, by their names in checkpoints.
+        actions: Returns the actions to store with a checkpoint; see `recorded_actions`.
+        status: Says when a checkpoint is being saved.
+
+    Attributes:
+        newest: The checkpoint that was last written or restored; None if there is none.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        progress: Progress,
+        collector: Collector,
+        callback: Callback,
+        modules: Mapping[str, tf.Module],
+        *,
+        actions: Callable[[], Recorded],
+        status: Status,
+    ):
+        self._run, self._progress, self._callback = run, progress, callback
+        self._actions, self._status = actions, status
+        self._checkpoints = Checkpoints(run.checkpoints, **modules)
+        self._states = EnvStates(collector, callback.on_warning)
+        self.newest: Newest | None = None
+
+    def resume(self, config: Config) -> None:
+        """Restores the newest valid checkpoint, and writes the settings for the rest of the run."""
+        values = self._checkpoints.restore(warn=self._callback.on_warning)
+        try:
+            self._progress.load(values)
+            why_fresh = values["why_fresh"]
+        except KeyError as error:
+            path = self._run.checkpoints / values["checkpoint"]
+            raise RunError(
+                f"checkpoint {path} lacks {error}, so it comes from another version of ppo: use the version in "
+                "versions.json, or train from scratch"
+            ) from error
+        self.newest = Newest(self._progress.env_steps, True, values.get("env_states"), why_fresh)
+        if change := schedule_change(self._run.read_config(), config, self._progress.updates):
+            self._callback.on_warning(change)
+        self._run.write_config(config)
+
+    def restore_envs(self) -> bool:
+        """Restores the states of the envs from the checkpoint, if any, and returns whether this succeeded."""
+        if self.newest is None:
+            return False
+        states, self.newest = self.newest.states, dataclasses.replace(self.newest, states=None)
+        return self._states.restore(states, self.newest.why_fresh)
+
+    def save(self, *, periodic: bool = False) -> None:
+        """Writes a checkpoint, unless the newest one already holds everything.
 
         Args:
-            actions: See `recorded_actions`.
-            periodic: Whether training continues afterwards, so that slow env states may be omitted.
-            dropped: Whether the envs are ahead of the learner, because no update has learned from the last rollout.
+            periodic: Whether training continues afterwards, so that slow states of the envs may be omitted.
+
+        Raises:
+            RunError: If the checkpoint cannot be written, or the run folder is gone.
+            vecenv.WorkerDied, vecenv.StateError, multiprocessing.TimeoutError: If training should continue, but the
+                envs cannot be stepped any more. The checkpoint was written.
         """
-        self._run.check_exists()
-        states, fault = None, None
-        why_fresh = self._why_omitted(periodic, dropped)
-        if why_fresh is None:
-            if not self.written and not 0.0 < self._states_s <= MAX_STATES_S:
-                # It is not known that saving the states takes less time than a batch system grants.
-                self._write(actions, None, "the process ended while it saved them")
-            states, why_fresh, fault = self._states_of_envs()
-        path = self._write(actions, states, why_fresh)
-        self._complete = states is not None or not periodic
-        self._callback.on_checkpoint(self._progress.env_steps, path)
-        if fault is not None and periodic:
-            raise fault
+        if self.newest is not None and self.newest.complete and self._holds_last_update:
+            return
+        with self._status.doing("saving"):
+            self._run.check_exists()
+            actions, states = self._actions(), self._omitted(periodic=periodic)
+            if states is None:
+                if self._states.may_be_slow and not self._holds_last_update:
+                    self._write(actions, States(why_fresh="the process ended while it saved them"))
+                states = self._states.save()
+            path = self._write(actions, states, complete=states.settled or not periodic)
+            self._callback.on_checkpoint(self._progress.env_steps, path)
+            if states.fault is not None and periodic:
+                raise states.fault
 
-    def _write(self, actions: Recorded, states: bytes | None, why_fresh: str | None) -> Path:
-        """Writes a checkpoint and returns its folder."""
-        steps = self._progress.env_steps
-        path = self._checkpoints.save(steps, {**self._progress.to_json(), "why_fresh": why_fresh}, states, actions)
-        self._saved_steps, self._complete = steps, False
-        return path
-
-    def save_best(self, values: Mapping[str, Any], actions: Recorded) -> None:
+    def save_best(self, values: Mapping[str, Any]) -> None:
         """Writes the checkpoint "best" with these values. Nothing resumes from it, so it holds no env states."""
         self._run.check_exists()
         steps = self._progress.env_steps
         values = {**self._progress.to_json(), "env_steps": steps, **values}
-        self._checkpoints.save(steps, values, actions=actions, best=True)
+        self._checkpoints.save(steps, values, actions=self._actions(), best=True)
 
-    def _why_omitted(self, periodic: bool, dropped: bool) -> str | None:
-        """Returns the reason why a checkpoint omits the states of the envs, or None if it need not omit them."""
-        if dropped:
-            return "a rollout that was not trained on was in progress"
-        waits = time.perf_counter() - self._stored_s < self._states_s / STATES_SHARE
-        if periodic and self._states_s > MAX_STATES_S and waits:
-            return f"saving them took {self._states_s:.1f} s, so this checkpoint omits them"
-        return None
+    @contextmanager
+    def rescuing(self, stop: Stop) -> Iterator[None]:
+        """Saves the last finished update if the block raises, and adds a note to the error that says where it is.
 
-    def _states_of_envs(self) -> tuple[bytes | None, str | None, Exception | None]:
-        """Returns the serialized states of the envs, or why there are none, and the error if the envs are broken."""
-        start = time.perf_counter()
-        try:
-            states = vecenv.state.dumps(self._collector.get_states())
-        except (vecenv.WorkerDied, vecenv.StateError, multiprocessing.TimeoutError) as error:
-            return None, str(error), error
-        except Exception as error:  # env states are optional: an env's exception must not lose the learner's state
-            return None, self._omit_states(error), None
-        self._stored_s = time.perf_counter()
-        self._states_s = self._stored_s - start  # an attempt in which a worker was restarted says nothing
-        return states, None, None
-
-    def _omit_states(self, error: Exception) -> str:
-        """Warns once of each reason why a checkpoint does not hold the env states, and returns the reason.
-
-        The next checkpoint may hold them: a worker that was restarted, for example, has a state after its next step.
+        If `stop` explains the error, suppresses it instead.
         """
-        reason = sentence_of(error)
-        # A resumed run has already said that its envs cannot be restored.
-        if reason not in self._warned and (self._why_fresh is None or not isinstance(error, vecenv.NotRestorable)):
-            self._callback.on_warning(
-                "checkpoints will not hold the states of the envs until this changes, so a resumed run begins fresh "
-                f"episodes: {reason}"
-            )
-        self._warned.add(reason)
-        return reason
+        try:
+            yield
+        except BaseException as error:
+            if stop.explains(error):
+                return
+            if self._progress.updates > 0:
+                error.add_note(self._rescued())
+            raise
 
+    def _rescued(self) -> str:
+        """Saves the last finished update if no checkpoint holds it, and returns what became of it."""
+        env_steps, failure = self._progress.env_steps, None
+        if not self._holds_last_update:
+            try:
+                self.save()
+            except Exception as error:  # also from a callback, after the checkpoint was written
+                failure = error
+        if self._holds_last_update:
+            return f"Everything up to env-step {env_steps:,} is saved in {self._run.path}, which can be resumed."
+        return f"The run could not be saved at env-step {env_steps:,}: {failure}"
 
-def check_origin(origin: Run, config: Config) -> None:
-    """Raises ConfigError unless a new run can start from `origin`: a setting of the networks or normalizers differs.
+    @property
+    def _holds_last_update(self) -> bool:
+        """Whether the newest checkpoint holds the last finished update."""
+        return self.newest is not None and self.newest.env_steps == self._progress.env_steps
 
-    Raises RunError if `origin` cannot be read, has no checkpoint, or contains the module of the network.
-    """
-    before = origin.read_config()
-    networks = [name for name, setting in SETTINGS.items() if setting.group == "network" and name not in MAY_DIFFER]
-    for name in (*networks, *NORMALIZERS.values()):
-        there, here = getattr(before, name), getattr(config, name)
-        if there != here:
-            raise ConfigError(
-                f"{origin.path} was trained with {name}={there!r}, but the new run has {name}={here!r}: "
-                f"set {name}={there!r}, or omit init_from"
-            )
-    config_to_load(Run.open(origin, trust_modules=True), env=False)  # refuses modules in its folder
-    origin.check_begun()
+    def _omitted(self, *, periodic: bool) -> States | None:
+        """Returns what a checkpoint holds instead of the states of the envs, or None if they should be saved."""
+        if self._progress.ahead:  # the states would be newer than the policies
+            return States(why_fresh="a rollout that was not trained on was in progress")
+        return self._states.omitted(periodic=periodic)
 
-
-def start_from(
-    origin: Run, teams: Mapping[str, tuple[Agent, RunningMoments]], run: Run, warn: Callable[[str], None]
-) -> None:
-    """Copies the networks and normalizers of a run's newest checkpoint, and records their origin in `origin.json`.
-
-    The new run may have other observations and rewards, so the copied statistics lose weight. Those of observations
-    count like at most `KEPT_ROLLOUTS` rollouts. The first rollout replaces those of rewards: the value function
-    predicts normalized rewards, so it remains correct if all rewards are multiplied by a number.
-
-    Args:
-        origin: The run to start from.
-        teams: For each team: the agent of the new run, which gets the networks and the normalizers of observations; and
-            the statistics by which the new run divides rewards.
-        run: The new run.
-        warn: Called with a message for each damaged checkpoint, and for settings that have no effect.
-    """
-    modules: dict[str, tf.Module] = {}
-    for name, (agent, returns) in teams.items():
-        modules[name_of("agent", name)] = agent
-        modules[name_of("learner", name)] = only_reward_moments(returns)
-    values = Checkpoints(origin.checkpoints, **modules).restore(warn=warn, partial=True)
-    before, config = origin.read_config(), run.read_config()
-    steps, kept = values["update"] * before.batch_size, KEPT_ROLLOUTS * config.batch_size
-    for agent, returns in teams.values():
-        agent.raise_log_std(max(before.min_log_std, config.min_log_std))
-        agent.observations.weaken(kept / max(kept, steps))
-        returns.count.assign(tf.minimum(returns.count, KEPT_REWARDS))
-    if ignored := [
-        f"{name}={getattr(config, name)}" for name in INITIAL if getattr(before, name) != getattr(config, name)
-    ]:
-        warn(
-            f"{', '.join(ignored)} has no effect, because the policy starts as that of {origin.path}. To start with "
-            "more noise, raise min_log_std."
-        )
-    record = {"run": str(origin.path.resolve()), "checkpoint": values["checkpoint"], "env_steps": steps}
-    write_atomically(run.path / "origin.json", json.dumps(record, indent=2) + "\n")
+    def _write(self, actions: Recorded, states: States, *, complete: bool = False) -> Path:
+        """Writes a checkpoint and returns its folder."""
+        steps, values = self._progress.env_steps, {**self._progress.to_json(), "why_fresh": states.why_fresh}
+        path = self._checkpoints.save(steps, values, states.content, actions)
+        self.newest = Newest(steps, complete, why_fresh=states.why_fresh)
+        return path

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import vecenv
+
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 """Signals with which batch systems announce the end of a job. Handlers of the user's script have precedence."""
 
@@ -29,6 +31,10 @@ class Stop(threading.Event):
     """An event that the first signal sets. `number` is the number of that signal, or None before."""
 
     number: int | None = None
+
+    def explains(self, error: BaseException) -> bool:
+        """Returns whether the signal explains an error: sent to the process group, it kills the workers as well."""
+        return self.is_set() and isinstance(error, vecenv.WorkerDied)
 
 
 class _Second:

@@ -1,4 +1,4 @@
-"""Tests of ppo/trainer.py and ppo/run/resume.py."""
+"""Tests of ppo/trainer.py, ppo/run/progress.py and ppo/run/resume.py."""
 
 import dataclasses
 import functools
@@ -20,7 +20,10 @@ import vecenv
 from ppo import Config, Evaluation, Run, TrainingDiverged, evaluate_run
 from ppo.callbacks import Callback, Callbacks, StopTraining
 from ppo.collectors import collector_for
-from ppo.run.resume import Progress, Saver
+from ppo.run.checkpoint import Checkpoints
+from ppo.run.progress import Progress
+from ppo.run.resume import EnvStates, Saver
+from ppo.run.status import Status
 from ppo.trainer import Trainer, run_training
 from tests.helpers import CountingEnv
 from tests.ppo.envs import (
@@ -77,6 +80,11 @@ def trainer_of(folder, config, source=None):
             yield trainer
 
 
+def iterate(trainer):
+    """Makes an update, and returns its metrics."""
+    return trainer.learn(trainer.collect())
+
+
 @pytest.fixture
 def register():
     def register(bad):
@@ -117,22 +125,23 @@ def test_the_first_update_learns_from_normalized_observations(tmp_path, settings
     config = dataclasses.replace(CONFIG, num_workers=0, **settings)
     source = vecenv.SyncVectorEnv([Thousands] * 2, **ppo.vector_options(config)) if given else Thousands
     with trainer_of(tmp_path, config, source) as trainer:
-        seen, update = [], trainer.learner.update
+        (team,) = trainer.teams
+        seen, update = [], team.learner.update
 
         def spy(collected, *arguments):
             observations = collected.rollout.observations[:-1]
-            seen.append(trainer.agent.observations.inputs(tf.reshape(observations, [-1, 2]))["observation"].numpy())
-            seen.append(float(trainer.learner.rewards.moments.count))
+            seen.append(team.agent.observations.inputs(tf.reshape(observations, [-1, 2]))["observation"].numpy())
+            seen.append(float(team.learner.rewards.moments.count))
             return update(collected, *arguments)
 
-        trainer.learner.update = spy
-        report = trainer.iterate()
+        team.learner.update = spy
+        report = iterate(trainer)
         inputs, rewards = seen
         assert np.abs(inputs).max() < 5 and np.abs(inputs.mean(axis=0)).max() < 0.5 and rewards == 32
         assert trainer.progress.env_steps == report["env_steps"] == 32  # the first rollout is not counted
         # A 20-step episode spans this rollout of 16 steps and the next, in which it ends, so it counts.
         assert report["episodes"] == 2 and report["length_mean"] == 20
-        trainer.iterate()
+        iterate(trainer)
         assert trainer.collector.collect_in_graph.experimental_get_tracing_count() == 1
         assert update.experimental_get_tracing_count() == 1
     if given:
@@ -143,15 +152,16 @@ def test_reports_count_the_episodes_of_exactly_the_env_steps_that_they_count(tmp
     config = dataclasses.replace(CONFIG, num_workers=0)
     with trainer_of(tmp_path, config, functools.partial(CountingEnv, 0, length=1)) as trainer:
         for _ in range(2):
-            report = trainer.iterate()
+            report = iterate(trainer)
             assert report["episodes"] == report["env_steps"]
 
 
 def test_no_rollout_precedes_the_first_update_if_nothing_is_normalized(tmp_path):
     config = dataclasses.replace(CONFIG, num_workers=0, normalize_observations=False, normalize_rewards=False)
     with trainer_of(tmp_path, config, Thousands) as trainer:
-        trainer.learner.observe = lambda _: pytest.fail("a rollout was collected")
-        assert trainer.iterate()["episodes"] == 0
+        (team,) = trainer.teams
+        team.learner.observe = lambda _: pytest.fail("a rollout was collected")
+        assert iterate(trainer)["episodes"] == 0
 
 
 class Scaled(gym.Env):
@@ -182,7 +192,7 @@ def kls_of(folder, updates=8, make=Scaled, **settings):
     """Returns the KL of each of the first `updates` updates."""
     config = Config(num_envs=16, num_workers=0, num_steps=32, checkpoint_interval=10**9, total_steps=10**6, **settings)
     with trainer_of(folder, config, make) as trainer:
-        return np.array([trainer.iterate()["kl"] for _ in range(updates)])
+        return np.array([iterate(trainer)["kl"] for _ in range(updates)])
 
 
 @pytest.mark.slow
@@ -269,8 +279,10 @@ def test_runs_are_the_same_with_envs_in_cpp_or_python_and_with_or_without_worker
 def test_a_checkpoint_during_a_rollout_holds_no_env_states(tmp_path):
     """The states would be newer than the parameters, and a resumed run would lack the rollout's first steps."""
     collector = SimpleNamespace(get_states=lambda: pytest.fail("get_states was called"))
-    run = Run.create(tmp_path, "run", Config())
-    Saver(run, Progress(Config()), collector, Callback(), {"module": tf.Module()}).save({}, dropped=True)
+    run, progress = Run.create(tmp_path, "run", Config()), Progress(Config())
+    progress.ahead = True
+    modules, how = {"module": tf.Module()}, {"actions": dict, "status": Status("training")}
+    Saver(run, progress, collector, Callback(), modules, **how).save()
     (checkpoint,) = checkpoints(run)
     progress = json.loads((checkpoint / "progress.json").read_text())
     assert progress["why_fresh"] == "a rollout that was not trained on was in progress"
@@ -326,9 +338,9 @@ def test_no_step_that_is_trained_on_leads_from_a_cut_episode_into_the_episode_of
     config = dataclasses.replace(CONFIG, num_envs=4, num_workers=2, on_worker_death="restart")
     flag = tmp_path / "flag"
     with trainer_of(tmp_path, config, [functools.partial(KillsOnce, flag, index) for index in range(4)]) as trainer:
-        trainer.iterate()
+        iterate(trainer)
         flag.touch()
-        trainer.iterate()
+        iterate(trainer)
         rollout = trainer.collector.envs.last_rollout()
         ended, restarted = rollout.terminated | rollout.truncated, rollout.episode_lengths < 5
         now, after = rollout.observations[:-1], rollout.observations[1:]
@@ -337,7 +349,7 @@ def test_no_step_that_is_trained_on_leads_from_a_cut_episode_into_the_episode_of
         assert cut.any(axis=0).sum() == 2 and rollout.truncated[cut].all()  # one worker died
         np.testing.assert_array_equal(rollout.final_observations[cut], now[cut])
         np.testing.assert_array_equal(rollout.rewards[cut], [0, 0])
-        assert np.isfinite(trainer.iterate()["value_loss"])
+        assert np.isfinite(iterate(trainer)["value_loss"])
     with pytest.raises(ppo.ConfigError, match="on_worker_death='restart' needs worker processes"):
         dataclasses.replace(config, num_workers=0)
 
@@ -652,6 +664,40 @@ def test_checkpoints_hold_env_states_again_once_they_can_be_saved(tmp_path, fail
     assert states == [True, False, True, True, True]
     (warning,) = notes.warnings
     assert warning.startswith("checkpoints will not hold the states of the envs until this changes, so a resumed run")
+
+
+@pytest.mark.parametrize(
+    ("error", "requests"),
+    [(vecenv.NotRestorable("no"), 1), (vecenv.NotRestorableNow("not now"), 3), (ValueError("broken"), 3)],
+    ids=["never", "not now", "raises"],
+)
+def test_only_env_states_that_can_never_be_saved_are_not_requested_again(error, requests):
+    def get_states():
+        requested.append(True)
+        raise error
+
+    requested, warnings = [], []
+    states = EnvStates(SimpleNamespace(get_states=get_states), warnings.append)
+    found = [states.omitted(periodic=True) or states.save() for _ in range(3)]
+    assert len(requested) == requests and len(warnings) == 1 and len({one.why_fresh for one in found}) == 1
+    assert all(one.content is None and one.settled == (requests == 1) for one in found)
+
+
+def test_a_run_whose_env_states_can_never_be_saved_writes_each_later_checkpoint_once(tmp_path, monkeypatch):
+    written, save = [], Checkpoints.save
+    monkeypatch.setattr(Checkpoints, "save", lambda *call, **how: written.append(call[1]) or save(*call, **how))
+    config, notes = dataclasses.replace(CONFIG, total_steps=96, num_workers=0), Notes()
+    path = ppo.train(config, Scaled, logdir=tmp_path, callbacks=[notes, StopsAt(64)]).path
+    assert written == [32, 32, 64]  # the first time, saving the states might have taken long
+    (warning,) = notes.warnings
+    assert "Scaled does not define get_state()" in warning
+    # A resumed run says why its envs begin fresh episodes, and why they will again.
+    (checkpoint,) = checkpoints(path)[-1:]
+    progress = json.loads((checkpoint / "progress.json").read_text())
+    (checkpoint / "progress.json").write_text(json.dumps({**progress, "why_fresh": "saving them took 5.0 s"}))
+    ppo.resume(path, envs=Scaled, callbacks=notes)
+    _, fresh, never = notes.warnings
+    assert fresh.endswith("because their states cannot be restored: saving them took 5.0 s") and never == warning
 
 
 def test_training_progress_survives_env_states_that_cannot_be_written(tmp_path, monkeypatch):

@@ -415,7 +415,7 @@ def test_nothing_retraces(tmp_path):
         trainer = Trainer(CONFIG, run, collector, Callbacks([]))
         trainer.begin()
         for _ in range(3):
-            trainer.iterate()
+            trainer.learn(trainer.collect())
         assert trainer.collector.collect_in_graph.experimental_get_tracing_count() == 1
         assert all(team.learner.update.experimental_get_tracing_count() == 1 for team in trainer.teams)
         trainer.close()

@@ -1,4 +1,4 @@
-"""Tests of ppo/run/resume.py: runs that start from the networks and normalizers of another run."""
+"""Tests of ppo/run/origin.py: runs that start from the networks and normalizers of another run."""
 
 import dataclasses
 import json
@@ -11,10 +11,9 @@ import pytest
 
 import ppo
 from ppo import Run
-from ppo.model.agent import Agent
-from ppo.model.normalize import RunningMoments
+from ppo.algorithm.teams import Teams
 from ppo.policies.policy import load_agent
-from ppo.run.resume import start_from
+from ppo.run.origin import start_from
 from tests.ppo.runs import command, parsed, untrained_run
 
 CONFIG = ppo.Config(
@@ -120,9 +119,10 @@ def test_init_from_raises_the_noise_to_the_higher_minimum(tmp_path, before, afte
     settings = {name: value for name, value in dataclasses.asdict(CONFIG).items() if "log_std" not in name}
     origin = untrained_run(tmp_path, box, box, given=False, **settings, min_log_std=before, log_std=-3.0)
     config = dataclasses.replace(CONFIG, min_log_std=after)
-    agent, new = Agent(config, box, box), Run.create(tmp_path, "new", config)
-    start_from(origin, {"": (agent, RunningMoments((), name="moments"))}, new, print)
-    np.testing.assert_array_equal(agent.log_std, [expected] * 3)
+    teams, new = Teams(config, {"": (box, box)}, {"": ()}), Run.create(tmp_path, "new", config)
+    start_from(origin, teams, new, print)
+    (team,) = teams
+    np.testing.assert_array_equal(team.agent.log_std, [expected] * 3)
 
 
 @pytest.mark.parametrize(

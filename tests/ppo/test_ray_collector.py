@@ -186,7 +186,7 @@ def test_a_run_resumes_with_any_number_of_collectors(tmp_path, before, after):
 
 def process_of(collector, k=0):
     """Returns the id of the process of an actor."""
-    return ray.get(collector._actors[k].ping.remote())[1]
+    return ray.get(collector._actors[k].ping.remote()).pid
 
 
 class Watching(ppo.Callback):

@@ -33,17 +33,18 @@ with tf.device("/CPU:1"), collector_for(config, None, None, None, print) as coll
     run.write_spaces(collector.spaces, given=False)
     trainer = ppo.trainer.Trainer(config, run, collector, Callbacks([]))
     trainer.begin()
-    before = [v.numpy() for v in trainer.agent.learned]
+    (team,) = trainer.teams
+    before = [v.numpy() for v in team.agent.learned]
     for _ in range(2):
-        trainer.iterate()
-    assert any((v.numpy() != then).any() for v, then in zip(trainer.agent.learned, before)), "nothing was learned"
-    assert all(device(v.device) == 1 for v in trainer.agent.learned), "a learned weight is not on the update's device"
+        trainer.learn(trainer.collect())
+    assert any((v.numpy() != then).any() for v, then in zip(team.agent.learned, before)), "nothing was learned"
+    assert all(device(v.device) == 1 for v in team.agent.learned), "a learned weight is not on the update's device"
     acted = []
-    actor = trainer.teams[0].actor
+    actor = team.actor
     actor._act = lambda *arguments, act=actor._act: acted.append(act(*arguments)) or acted[-1]
     trainer.evaluate()
     assert all(device(output.device) == 0 for outputs in acted for output in outputs), "the policy acts off the host"
-    for mine, theirs in zip(actor.variables, trainer.agent.variables):
+    for mine, theirs in zip(actor.variables, team.agent.variables):
         assert device(mine.device) == 0 and (mine.numpy() == theirs.numpy()).all(), mine.name
     (collect,) = trainer.collector.collect_in_graph._list_all_concrete_functions()
     assert all(device(captured.device) == 0 for captured in collect.captured_inputs), "a variable is not on the host"
@@ -53,7 +54,7 @@ with tf.device("/CPU:1"), collector_for(config, None, None, None, print) as coll
     assert len({node.op for node in computed}) == 3
     elsewhere = {(node.op, node.name, node.device) for node in computed if "CPU:0" not in node.device}
     assert not elsewhere, elsewhere
-    trainer.save()
+    trainer.saver.save()
     trainer.close()
 print("all on the host")
 """

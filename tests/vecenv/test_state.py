@@ -424,7 +424,7 @@ def test_states_after_a_worker_death_can_be_saved_once_a_step_has_reported_the_c
         envs.processes[1].join()
         with (
             pytest.warns(UserWarning, match="restarted"),
-            pytest.raises(vecenv.NotRestorable, match="was just restarted"),
+            pytest.raises(vecenv.NotRestorableNow, match="was just restarted"),
         ):
             envs.get_state()
         assert envs.step([0] * 4)[3].tolist() == [False, False, True, True]

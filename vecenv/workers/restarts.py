@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vecenv.errors import NotRestorable, WorkerDied
+from vecenv.errors import NotRestorableNow, WorkerDied
 from vecenv.rows.messages import combined
 from vecenv.workers.cuts import CutEpisodes
 from vecenv.workers.pool import CommandFailed, EnvRange
@@ -64,7 +64,7 @@ class Restarts:
                     pending.replies[run.index] = combined((0, part) for part in (reply, cut) if part is not None)
         elif command is GET_STATE and cuts.unreported:
             raise CommandFailed(
-                NotRestorable("a worker was just restarted: step all its envs before you save their states")
+                NotRestorableNow("a worker was just restarted: step all its envs before you save their states")
             )
         elif command is SET_STATE:
             failed = pending.errors or {}
