@@ -29,7 +29,7 @@ from vecenv.mujoco.physics import INPUTS, Model, Physics
 from vecenv.mujoco.rendering import BatchRenderer
 from vecenv.mujoco.saved_state import restore_states, saved_arrays, states_of
 from vecenv.rows.arguments import Seeds, seed_of_each, split_reset_mask
-from vecenv.rows.infos import mask_infos
+from vecenv.rows.infos import Column, batched_infos, columns_of_mask, masked_infos
 
 RENDER_MODES = ["human", "rgb_array", "depth_array", "rgbd_tuple"]
 Infos = dict[str, Any]
@@ -262,7 +262,7 @@ class MujocoVectorEnv(VectorEnv):
         if mask is None:
             mask = self._everyone
         self._reset_rows(np.flatnonzero(mask), seeds)
-        return self._observe(out), mask_infos(self._reset_infos(), mask)
+        return self._observe(out), masked_infos(self._reset_infos(), mask)
 
     def step(self, actions: Any, *, out: Any = None) -> Step:
         """Steps every env; returns observations [N, ...], rewards, terminated, truncated (all [N]) and infos.
@@ -305,18 +305,20 @@ class MujocoVectorEnv(VectorEnv):
             ids = np.flatnonzero(stepped)
             self.after_step(ids, actions[ids], self.np_random[ids])
             self._check_simulations("after_step()", stepped)
-        infos = mask_infos(infos, stepped)
-        if some_begin:
-            mask_infos(self._reset_infos(), begins, infos)
         observations = self._observe(out)
         ended = terminated | truncated
-        if self.autoreset_mode == AutoresetMode.SAME_STEP:
-            if np.count_nonzero(ended):
-                infos = self._final_infos(infos, observations, ended)
-                self._reset_rows(np.flatnonzero(ended), [None] * self.num_envs)
-                mask_infos(self._reset_infos(), ended, infos)
-                observations = self._observe(out)
+        ends_in_place = self.autoreset_mode == AutoresetMode.SAME_STEP
+        if ends_in_place and np.count_nonzero(ended):
+            columns = columns_of_mask(infos, stepped & ~ended) + self._final_columns(infos, observations, ended)
+            self._reset_rows(np.flatnonzero(ended), [None] * self.num_envs)
+            infos = batched_infos(columns + columns_of_mask(self._reset_infos(), ended), self.num_envs)
+            observations = self._observe(out)
+        elif some_begin:
+            columns = columns_of_mask(infos, stepped) + columns_of_mask(self._reset_infos(), begins)
+            infos = batched_infos(columns, self.num_envs)
         else:
+            infos = masked_infos(infos, stepped)
+        if not ends_in_place:
             self._ended = np.where(chosen, ended, self._ended)
         return observations, rewards, terminated, truncated, infos
 
@@ -349,17 +351,13 @@ class MujocoVectorEnv(VectorEnv):
         self._check_finite("apply()", "the controls", controls, stepped)
         return controls
 
-    def _final_infos(self, infos: Infos, observations: np.ndarray, ended: np.ndarray) -> Infos:
-        """Returns the infos of a step, with `final_info` and `final_obs` for the episodes that ended."""
-        values: Infos = {key: column for key, column in infos.items() if key[:1] != "_" or key[1:] not in infos}
-        result = mask_infos(values, ~ended) if not ended.all() else {}
-        result["final_info"], result["_final_info"] = mask_infos(values, ended), ended.copy()
-        final_obs = np.full(self.num_envs, None, dtype=object)
-        for i in np.flatnonzero(ended):
+    def _final_columns(self, infos: Infos, observations: np.ndarray, ended: np.ndarray) -> list[Column]:
+        """Returns `final_info` and `final_obs` of the episodes that ended."""
+        envs, finals = np.flatnonzero(ended), []
+        for i in envs:
             copies = {path: tree.pick(observations, path)[i].copy() for path, *_ in self._observed}
-            final_obs[i] = tree.nest(self.single_observation_space, copies.__getitem__)
-        result["final_obs"], result["_final_obs"] = final_obs, ended.copy()
-        return result
+            finals.append(tree.nest(self.single_observation_space, copies.__getitem__))
+        return [Column("final_info", envs, tuple(columns_of_mask(infos, ended))), Column("final_obs", envs, finals)]
 
     # A task's outputs are checked and copied, because they may be views of data that the next step changes, or arrays
     # that the task reuses.

@@ -179,9 +179,9 @@ class ProcessPool(Pool):
         kind, slot = self._kind, self._slot
         if kind == _STEP and cuts.unreported:
             for run in self.ranges:
-                cut = cuts.report(slot, range(run.low, run.high), run.low)
+                cut = cuts.report(slot, range(run.low, run.high))
                 if cut is not None:
-                    replies[run.index] = combined((0, part) for part in (replies[run.index], cut) if part is not None)
+                    replies[run.index] = combined(part for part in (replies[run.index], cut) if part is not None)
         elif kind == Kind.GET_STATE and cuts.unreported:
             error = NotRestorable("a worker was just restarted: step all its envs before you save their states")
             return [Failed(error)] * len(replies)
@@ -249,7 +249,7 @@ class ProcessPool(Pool):
                     f"done, no answer yet from envs {sorted(self._in_flight)}. You may call `recv` again."
                 )
         done, self._done = self._done, []
-        objects = combined((low, part) for low, _, part in done if part is not None)
+        objects = combined(part for _, _, part in done if part is not None)
         return [low + row for low, rows, _ in done for row in rows], objects
 
     def _collect_rows(self, deadline: Deadline | None) -> bool:
@@ -272,7 +272,7 @@ class ProcessPool(Pool):
                 raise self._garbled(worker, f"an unexpected {Kind(kind).name} {slot}")
             self._in_flight -= envs
             self._done.append((worker.low, reply.rows, reply.objects))
-            if self._cuts is not None and (cut := self._cuts.report(self._slot, envs, worker.low)) is not None:
+            if self._cuts is not None and (cut := self._cuts.report(self._slot, envs)) is not None:
                 self._done.append((worker.low, [], cut))
         return bool(ready)
 

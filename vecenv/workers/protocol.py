@@ -85,7 +85,7 @@ COMMANDS = tuple(kind for kind in Kind if kind not in REPLIES)
 BETWEEN_STEPS = frozenset(map(int, (Kind.CALL, Kind.APPLY, Kind.SET_ATTR, Kind.GET_STATE, Kind.SET_STATE)))
 """Commands that leave no env in the middle of a step, so that an error in them does not break the vector env."""
 
-_WITH_SLOT = frozenset(map(int, (Kind.STEP, Kind.RESET, Kind.SET_STATE)))
+_WITH_SLOT = frozenset(map(int, (Kind.STEP, Kind.RESET)))
 
 
 class Build(NamedTuple):
@@ -221,7 +221,7 @@ def encode(kind: Kind, slot: int = 0, payload: Any = None) -> bytes:
 def _unpicklable(objects: StepObjects) -> list[str]:
     """Returns the keys of the infos that cannot be pickled."""
     found: list[str] = []
-    for key, values in (item for part in objects.infos for item in part.partial.items()):
+    for key, _, values in objects.infos:
         try:
             cloudpickle.dumps(values)
         except Exception:
@@ -236,6 +236,8 @@ def decode(payload: bytes | bytearray | None) -> Any:
 
 def carry_out(rows: Rows, kind: int, slot: int, payload: Any) -> Any:
     """Calls the method of the rows that a command names, and returns the payload of the reply."""
+    if kind == Kind.SET_STATE:
+        return rows.set_state(payload)
     method = getattr(rows, Kind(kind).name.lower())
     return method(slot, payload) if kind in _WITH_SLOT else method(*payload or ())
 
