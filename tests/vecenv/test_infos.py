@@ -65,7 +65,7 @@ def merged_one_by_one(chosen, num_envs):
             key != "final_obs"
             and all(isinstance(value, number) for value in found.values())
             and len({np.shape(value) for value in found.values()}) == 1
-            and (np.dtype(object) not in types or float in map(type, found.values()))
+            and (np.dtype(object) not in types or "f" in {dtype.kind for dtype in types})  # ints of more than 64 bits
         ):
             dtypes = {np.dtype(int) if type(v) is int else np.asarray(v).dtype for v in found.values()}
             column = np.zeros((num_envs, *np.shape(next(iter(found.values())))), np.result_type(*dtypes))
