@@ -6,7 +6,6 @@ import pytest
 
 import vecenv
 from tests.helpers import CountingEnv, assert_same, counting_fns
-from vecenv.rows.infos import add_info
 from vecenv.vector.results import ResultAssembler
 
 
@@ -128,28 +127,6 @@ def test_an_info_that_numpy_cannot_hold_is_an_object(make, values):
                 else:
                     assert one == expected
             assert infos["_value"].tolist() == [True, True]
-
-
-@pytest.mark.parametrize("order", [1, -1])
-def test_mixed_values_of_different_envs_are_not_converted(order):
-    for one, other in (
-        (2**63, 1),
-        (np.uint64(2**64 - 1), np.int64(-1)),
-        (np.int64(2**53 + 1), np.uint64(3)),
-        ("a", 1),
-        ({"a": 1}, 2),
-    ):
-        merged = {}
-        for env, value in enumerate([one, other][::order]):
-            merged = add_info(merged, {"x": value}, env, 2)
-        for env, value in enumerate([one, other][::order]):
-            assert merged["x"][env] == ({"a": 1} if isinstance(value, dict) else value)
-
-
-def test_a_mask_replaces_an_info_key_of_the_same_name():
-    for first, second in (({"x": 1, "_x": {"y": 2}}, {"x": 3}), ({"_x": "text"}, {"x": 3}), ({"x": 3}, {"_x": [1]})):
-        merged = add_info(add_info({}, first, 0, 2), second, 1, 2)
-        assert merged["_x"].dtype == np.bool_ and merged["_x"].tolist() == ["x" in first, "x" in second]
 
 
 class Uncopied(str):

@@ -10,12 +10,9 @@ from gymnasium import spaces
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import vector as wrappers
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import vecenv
 from tests.helpers import Color, CountingEnv, SampledEnv, assert_same, counting_fns
-from tests.vecenv.test_infos import INFO
 
 BOTH = [vecenv.SyncVectorEnv, vecenv.AsyncVectorEnv]
 
@@ -206,16 +203,6 @@ def test_closing_while_a_call_is_pending_warns_as_gymnasium_does():
         envs.reset_async()
         with pytest.warns(UserWarning, match="Calling `close` while waiting for a pending call to `reset` to complete"):
             envs.close()
-
-
-@settings(max_examples=200, deadline=None)
-@given(INFO, st.integers(1, 4))
-def test_infos_of_the_same_kind_are_merged_as_in_gymnasium(info, num_envs):
-    envs, theirs = vecenv.SyncVectorEnv(counting_fns(num_envs)), gym.vector.SyncVectorEnv(counting_fns(num_envs))
-    ours, expected = {}, {}
-    for i in range(0, num_envs, 2):
-        ours, expected = envs._add_info(ours, info, i), theirs._add_info(expected, info, i)
-    assert_same(ours, expected)
 
 
 WRAPPED = {

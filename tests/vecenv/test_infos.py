@@ -1,4 +1,4 @@
-"""Tests of vecenv/rows/infos.py: merging batched infos equals adding the info of each env, and results never change."""
+"""Tests of vecenv/rows/infos.py: batched infos are those of Gymnasium without its losses, and results never change."""
 
 import itertools
 import pickle
@@ -6,7 +6,6 @@ import threading
 from collections import OrderedDict
 from copy import deepcopy
 from functools import partial
-from operator import itemgetter
 from typing import ClassVar
 
 import gymnasium as gym
@@ -17,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vecenv
-from tests.helpers import CountingEnv, assert_same
-from vecenv.rows.infos import RowInfos, add_batch, add_info, join_infos, merge_infos, select_infos, split_infos
+from tests.helpers import CountingEnv, assert_same, counting_fns
+from vecenv.rows.infos import batched_infos, columns_of, columns_of_batch, columns_of_mask, split_infos
+from vecenv.rows.messages import StepObjects
 
 values = st.one_of(
     st.integers(-5, 5),
@@ -39,46 +39,126 @@ alike = st.lists(st.tuples(st.integers(-5, 5), st.floats(-2, 2), st.booleans()),
     lambda rows: [{"n": n, "x": x, "inner": {"flag": flag}} for n, x, flag in rows]
 )
 
+VALUES = st.one_of(
+    st.integers(-5, 5), st.floats(-1, 1), st.booleans(), st.text(max_size=3), st.none(),
+    st.builds(lambda n: np.arange(n, dtype=np.float32), st.integers(1, 3)), st.just([1, 2]),
+    st.builds(np.float32, st.floats(-1, 1, width=32)), st.builds(np.bool_, st.booleans()),
+)  # fmt: skip
+INFO = st.dictionaries(st.sampled_from("ab"), st.one_of(VALUES, st.dictionaries(st.sampled_from("xy"), VALUES)))
+
+
+def merged_one_by_one(chosen, num_envs):
+    """Returns batched infos, and whether they are those of Gymnasium. A slow reference for `batched_infos`."""
+    result, keys = {}, list(dict.fromkeys(key for info in chosen.values() for key in info))
+    for key in keys:
+        if isinstance(key, str) and key[:1] == "_" and key[1:] in keys:
+            continue
+        found = {env: info[key] for env, info in chosen.items() if key in info}
+        result[f"_{key}"] = np.array([env in found for env in range(num_envs)])
+        types = {np.asarray(value).dtype for value in found.values()}
+        number = (bool, int, float, np.number, np.ndarray)
+        if key != "final_obs" and all(isinstance(value, dict) for value in found.values()):
+            result[key] = merged_one_by_one(found, num_envs)
+            continue
+        column = np.full(num_envs, None)
+        if (
+            key != "final_obs"
+            and all(isinstance(value, number) for value in found.values())
+            and len({np.shape(value) for value in found.values()}) == 1
+            and (np.dtype(object) not in types or "f" in {dtype.kind for dtype in types})  # ints of more than 64 bits
+        ):
+            dtypes = {np.dtype(int) if type(v) is int else np.asarray(v).dtype for v in found.values()}
+            column = np.zeros((num_envs, *np.shape(next(iter(found.values())))), np.result_type(*dtypes))
+        for env, value in found.items():
+            column[env] = value
+        result[key] = column
+    return result
+
 
 @settings(deadline=None)
 @given(
-    each=st.one_of(st.lists(named, min_size=4, max_size=4), alike),
-    rows=st.permutations(range(4)),
+    each=st.one_of(st.lists(infos, min_size=4, max_size=4), st.lists(named, min_size=4, max_size=4), alike),
+    order=st.permutations(range(4)),
     count=st.integers(1, 4),
+    cuts=st.tuples(st.integers(0, 4), st.integers(0, 4)),
 )
-def test_merging_infos_at_once_equals_adding_them_one_by_one(each, rows, count):
-    chosen = [(i, each[i]) for i in rows[:count]]
-    expected = {}
-    for k, (_, info) in enumerate(sorted(chosen, key=itemgetter(0))):
-        add_info(expected, info, k, count)
-    merged = merge_infos(chosen)
-    assert merged.rows == sorted(rows[:count])
-    for found in (merged, pickle.loads(pickle.dumps(merged))):
-        assert_same(found.batched(), expected)
+def test_batched_infos_equal_a_slow_loop_however_the_envs_are_spread(each, order, count, cuts):
+    """Runs of rows are pickled or not, whole batches or parts of them, in any order."""
+    chosen = order[:count]
+    expected = merged_one_by_one({env: each[env] for env in sorted(chosen)}, 4)
+    low, high = sorted(cuts)
+    columns = []
+    for k, run in enumerate((chosen[:low], chosen[low:high], chosen[high:])):
+        part = columns_of([(env, each[env]) for env in run]) if run else []
+        columns += pickle.loads(pickle.dumps(StepObjects(part, {}))).infos if k else part
+    assert_same(batched_infos(columns, 4), expected)
+    positions = np.full(4, -1)
+    positions[chosen] = np.arange(count)
+    some = batched_infos(columns, count, positions)
+    for env, info in zip(chosen, split_infos(some, count), strict=True):
+        assert_same(info, split_infos(expected, 4)[env])
 
 
 @settings(deadline=None)
-@given(
-    each=st.lists(infos, min_size=4, max_size=4),
-    order=st.one_of(st.just([0, 1, 2, 3]), st.permutations(range(4))),
-    cut=st.integers(0, 4),
-)
-def test_adding_batched_infos_equals_adding_single_infos(each, order, cut):
-    parts = [np.array(rows, dtype=np.int64) for rows in (order[:cut], order[cut:])]
-    expected, found, runs = {}, {}, []
-    for rows in parts:
-        part = {}
-        for k, i in enumerate(rows):
-            part = add_info(part, each[i], k, len(rows))
-        for k, i in enumerate(rows):  # the env's info, after the batch has unified its dtypes
-            expected = add_info(expected, split_infos(part, len(rows))[k], int(i), 4)
-        runs.append(RowInfos.of_batch(rows.tolist(), select_infos(part, np.arange(len(rows)))))
-        found = add_batch(found, runs[-1].batched(), rows, 4)
-    if order == sorted(order):
-        found = join_infos([run for run in runs if run.rows], 4)
-    assert {key for key in found if not key.startswith("_")} == {key for key in expected if not key.startswith("_")}
-    for found_one, expected_one in zip(split_infos(found, 4), split_infos(expected, 4), strict=True):
-        assert_same(found_one, expected_one)
+@given(each=st.lists(st.one_of(infos, named), min_size=4, max_size=4), some=st.sets(st.integers(0, 3), min_size=1))
+def test_reading_batched_infos_gives_the_same_infos(each, some):
+    infos = batched_infos(columns_of(list(enumerate(each))), 4)
+    assert_same(batched_infos(columns_of_batch(infos, 4, 0), 4), infos)
+    read = batched_infos(columns_of_batch(infos, 4, 3, np.array(sorted(some))), 7)
+    for env, info in enumerate(split_infos(infos, 4)):
+        assert_same(split_infos(read, 7)[3 + env] if read else {}, info if env in some else {})
+    assert all(np.shares_memory(a, b) is False for a, b in zip(arrays_of(infos), arrays_of(read), strict=False))
+
+
+def arrays_of(infos):
+    for values in infos.values():
+        yield from arrays_of(values) if isinstance(values, dict) else [values]
+
+
+@pytest.mark.parametrize("mask", [[True] * 3, [True, False, True], [False] * 3])
+def test_infos_of_a_mask_are_those_of_its_envs(mask):
+    values = {"x": np.arange(3.0), "n": np.array([[1, 2], [3, 4], [5, 6]])}
+    found = batched_infos(columns_of_mask(values, np.array(mask)), 3)
+    each = [(i, {key: array[i] for key, array in values.items()}) for i in range(3) if mask[i]]
+    assert_same(found, batched_infos(columns_of(each), 3))
+
+
+@settings(max_examples=200, deadline=None)
+@given(INFO, st.integers(1, 4))
+def test_infos_of_the_same_kind_are_batched_as_in_gymnasium(info, num_envs):
+    theirs, expected = gym.vector.SyncVectorEnv(counting_fns(num_envs)), {}
+    for i in range(0, num_envs, 2):
+        expected = theirs._add_info(expected, info, i)
+    found = batched_infos(columns_of([(i, info) for i in range(0, num_envs, 2)]), num_envs)
+    assert_same(found, expected)
+    assert list(found) == list(expected)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_mixed_values_of_different_envs_are_not_converted(order):
+    for one, other in (
+        (2**63, 1),
+        (np.uint64(2**64 - 1), np.int64(-1)),
+        (np.int64(2**53 + 1), np.uint64(3)),
+        ("a", 1),
+        ({"a": 1}, 2),
+    ):
+        given = [one, other][::order]
+        for columns in (
+            columns_of([(env, {"x": value}) for env, value in enumerate(given)]),
+            [column for env, value in enumerate(given) for column in columns_of([(env, {"x": value})])],
+        ):
+            assert batched_infos(columns, 2)["x"].tolist() == given
+
+
+def test_a_mask_replaces_an_info_key_of_the_same_name_in_any_env():
+    for first, second in (
+        ({"x": 1, "_x": {"y": 2}}, {"x": 3}), ({"_x": "text"}, {"x": 3}), ({"x": 3}, {"_x": [1]}),
+        ({"_x": True}, {"x": 3}), ({"_x": {"z": 1}}, {"x": 1}), ({"x": 1}, {"_x": np.ones(2)}), ({"_x": 2}, {"x": "x"}),
+    ):  # fmt: skip
+        found = batched_infos(columns_of([(0, first), (1, second)]), 2)
+        assert found.keys() == {"x", "_x"}
+        assert found["_x"].dtype == np.bool_ and found["_x"].tolist() == ["x" in first, "x" in second]
 
 
 class Reading:
@@ -273,34 +353,16 @@ def test_infos_of_a_vector_env_are_empty_outside_of_their_masks(num_workers):
     assert not any(np.shares_memory(one, other) for one, other in itertools.combinations(owned, 2))
 
 
-def test_infos_of_several_workers_with_names_of_masks_raise_nothing():
-    for first, second in (({"_a": {"z": 1}}, {"a": 1}), ({"a": 1}, {"_a": np.ones(2)}), ({"_a": 2}, {"a": "x"})):
-        found = {}
-        for row, info in enumerate((first, second)):
-            found = add_batch(found, add_info({}, info, 0, 1), np.array([row]), 2)
-        assert found["_a"].dtype == np.bool_ and found["_a"].tolist() == [i == ("a" in second) for i in range(2)]
-
-
 def test_rows_without_a_text_are_empty():
-    merged = add_batch({}, add_info({}, {"s": np.array(["ab", "c"])}, 0, 1), np.array([1]), 2)
+    merged = batched_infos(columns_of([(1, {"s": np.array(["ab", "c"])})]), 2)
     assert merged["s"].tolist() == [["", ""], ["ab", "c"]]
-
-
-VALUES = st.one_of(
-    st.integers(-5, 5), st.floats(-1, 1), st.booleans(), st.text(max_size=3), st.none(),
-    st.builds(lambda n: np.arange(n, dtype=np.float32), st.integers(1, 3)), st.just([1, 2]),
-    st.builds(np.float32, st.floats(-1, 1, width=32)), st.builds(np.bool_, st.booleans()),
-)  # fmt: skip
-INFO = st.dictionaries(st.sampled_from("ab"), st.one_of(VALUES, st.dictionaries(st.sampled_from("xy"), VALUES)))
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(INFO, min_size=1, max_size=3))
 def test_merged_infos_can_be_split_without_loss(infos):
     """No value is truncated or converted to fit the values of other envs."""
-    merged = {}
-    for i, info in enumerate(infos):
-        merged = add_info(merged, info, i, len(infos))
+    merged = batched_infos(columns_of(list(enumerate(infos))), len(infos))
     for info, back in zip(infos, split_infos(merged, len(infos)), strict=True):
         assert info.keys() == back.keys()
         for key, value in info.items():

@@ -290,8 +290,7 @@ def test_unused_outputs_of_a_step_are_not_read():
     run()
     read.clear()
     run()
-    # `rollout` itself also reads some fields, which it copies to the next slab.
-    assert read.count(("observation",)) >= T and ("truncated",) in read
+    assert read.count(("observation",)) >= T
     assert read.count(("reward",)) == 0
 
 

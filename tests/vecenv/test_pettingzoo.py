@@ -373,14 +373,17 @@ def test_a_restarted_worker_truncates_the_agents_that_were_alive(mode):
         assert envs.groups["a"].valid[3:5].all()
 
 
+@pytest.mark.parametrize("receives", [False, True], ids=["step", "recv"])
 @pytest.mark.parametrize("mode", MODES)
-def test_a_step_of_the_joint_env_returns_the_truncation_by_a_restart(mode):
+def test_a_step_of_the_joint_env_returns_the_truncation_by_a_restart(mode, receives):
     how = {"num_workers": 1, "on_worker_death": "restart", "autoreset_mode": mode}
     with ParallelVectorEnv([leaving(1, "sigkill")], **how) as envs:
         envs.joint.reset(seed=0)
         actions = {name: np.zeros((1, len(rows.group.agents)), np.int64) for name, rows in envs.groups.items()}
         for _ in range(4):
-            observations = envs.joint.step(actions)[0]
+            if receives:
+                envs.joint.send(actions)
+            observations = (envs.joint.recv() if receives else envs.joint.step(actions))[0]
         assert observations["a"]["truncated"].tolist() == [[0, 1, 1]]  # a_0 had already left
         assert observations["a"]["valid"].tolist() == ([[1, 1, 0]] if mode == "SameStep" else [[0, 0, 0]])
 

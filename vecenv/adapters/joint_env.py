@@ -37,6 +37,9 @@ REWARD, TERMINATED, TRUNCATED = "reward", "terminated", "truncated"
 EPISODE_RETURN, EPISODE_LENGTH = "episode_return", "episode_length"
 """Keys of a group's entry in the observation of a `JointEnv`."""
 
+RESULTS = (VALID, REWARD, TERMINATED, TRUNCATED, EPISODE_RETURN, EPISODE_LENGTH)
+"""The keys that hold one number per agent."""
+
 
 @dataclass(frozen=True)
 class AgentGroup:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -25,16 +25,12 @@ from vecenv.ids.imports import import_module
 from vecenv.memory import layout
 from vecenv.rows.action_spaces import unbounded
 from vecenv.rows.arguments import Seeds, check_functions
-from vecenv.rows.infos import add_info, split_infos
-from vecenv.rows.messages import StepObjects
+from vecenv.rows.infos import batched_infos, columns_of, split_infos
 from vecenv.rows.observations import as_float32
 from vecenv.tree import Path
 from vecenv.vector.async_vector_env import AsyncVectorEnv
-from vecenv.workers.protocol import BatchCommandType
 
 __all__ = ["AgentRows", "NamedParallelEnv", "ParallelVectorEnv"]
-
-Result = TypeVar("Result")
 
 _FUNCTIONS = ("parallel_env", "env")
 """The functions of PettingZoo's modules, in the order in which they are looked for."""
@@ -148,7 +144,7 @@ class AgentRows:
         ended = terminated | truncated
         if over is None or self._joint.autoreset_mode != AutoresetMode.SAME_STEP:
             ended[:] = False  # there are no final observations
-        merged: dict[str, Any] = {}
+        of_agents: list[tuple[int, dict[str, Any]]] = []
         for row in np.flatnonzero(ended | np.repeat([bool(info) for info in infos], count)).tolist():
             info, agent = infos[row // count], self.group.agents[row % count]
             of_agent = self._info_of(agent, info)
@@ -157,7 +153,8 @@ class AgentRows:
             if ended[row]:
                 of_agent["final_obs"] = self._final_observation(row, over[row // count])  # type: ignore[index]
             if of_agent:
-                add_info(merged, of_agent, row, self.num_envs)
+                of_agents.append((row, of_agent))
+        merged = batched_infos(columns_of(of_agents), self.num_envs)
         if over is None:
             return observations, merged
         return observations, self._newest(layout.REWARD), terminated, truncated, merged
@@ -175,45 +172,22 @@ class AgentRows:
 class JointVectorEnv(AsyncVectorEnv):
     """The vector env of joint envs. If a restarted worker cuts an episode, it marks the agents as truncated."""
 
-    def _finish_with(
-        self, command: BatchCommandType, assemble: Callable[[int, StepObjects], Result], timeout: float | None
-    ) -> Result:
-        def marked(slot: int, objects: StepObjects) -> Result:
-            self._truncate_agents_of_cut_episodes()  # before `assemble` copies the observations
-            return assemble(slot, objects)
-
-        return super()._finish_with(command, marked, timeout)
-
-    def _truncate_agents_of_cut_episodes(self) -> None:
-        """Marks the agents of envs whose episodes a restarted worker cut as truncated.
-
-        These agents are alive in the last good observation. An episode that ends by itself leaves no agent alive.
-        """
-        arrays, slot = self.arrays, self.newest_slot
-        over = arrays[layout.TERMINATED][slot] | arrays[layout.TRUNCATED][slot]
-        if not over.any():
-            return
-        groups = [str(name) for name in self.single_observation_space]  # type: ignore[attr-defined]  # a Dict
-        same_step = self.autoreset_mode == AutoresetMode.SAME_STEP
-        field = layout.FINAL_OBSERVATION if same_step else layout.OBSERVATION
-
-        def part(field: str, group: str, key: str) -> np.ndarray:
-            return arrays[(field, group, key)][slot]
-
-        alive = {name: over[:, None] & (part(field, name, keys.VALID) != 0) for name in groups}
-        rows = np.flatnonzero(np.any([of_group.any(axis=1) for of_group in alive.values()], axis=0))
-        # Owner: the parent, from the end of the step until the workers write this slot again.
-        for name in groups if len(rows) else ():
-            truncated = alive[name][rows]
-            # With SAME_STEP, the last good observation may hold the totals of the episode that ended there.
-            ended = part(field, name, keys.TERMINATED)[rows] | part(field, name, keys.TRUNCATED)[rows]
+    def _mark_cut(self, slot: int, envs: Sequence[int]) -> None:
+        """Marks the agents that were alive in the last complete observations of these envs as truncated."""
+        rows, same_step = list(envs), self.autoreset_mode == AutoresetMode.SAME_STEP
+        last = layout.FINAL_OBSERVATION if same_step else layout.OBSERVATION
+        # Owner: the parent, from the end of the step until the workers write these rows again.
+        for name in self.single_observation_space:  # type: ignore[attr-defined]  # a Dict
+            now = {key: self.arrays[(layout.OBSERVATION, name, key)][slot] for key in keys.RESULTS}
+            before = {key: self.arrays[(last, name, key)][slot, rows] for key in keys.RESULTS}
+            truncated = before[keys.VALID] != 0
+            # With SAME_STEP, the last complete observation may hold the totals of the episode that ended there.
+            goes_on = truncated & (before[keys.TERMINATED] == 0) & (before[keys.TRUNCATED] == 0)
             for key in (keys.EPISODE_RETURN, keys.EPISODE_LENGTH):
-                totals = part(field, name, key)[rows]
-                part(layout.OBSERVATION, name, key)[rows] = np.where(truncated & (ended == 0), totals, 0)
-            for key, values in ((keys.REWARD, 0.0), (keys.TERMINATED, 0), (keys.TRUNCATED, truncated)):
-                part(layout.OBSERVATION, name, key)[rows] = values
+                now[key][rows] = np.where(goes_on, before[key], 0)
+            now[keys.REWARD][rows], now[keys.TERMINATED][rows], now[keys.TRUNCATED][rows] = 0.0, 0, truncated
             if not same_step:
-                part(layout.OBSERVATION, name, keys.VALID)[rows] = 0
+                now[keys.VALID][rows] = 0
 
 
 class ParallelVectorEnv(VectorEnv):

@@ -229,9 +229,8 @@ class InGraphVectorEnv:
                 raise RuntimeError(
                     f"a rollout has {self.num_steps} steps, but {steps} were taken: take all of them before rollout()"
                 )
-            # Slot 0 of the next slab is a copy of this slab's last slot, without actions and rewards.
-            for path in [*self._observation_paths, layout.TERMINATED, layout.TRUNCATED, layout.EPISODE_LENGTH]:
-                self.envs.arrays[path][begin] = self.envs.arrays[path][last]
+            # Slot 0 of the next slab is a copy of this slab's last slot.
+            self.envs.move_newest(begin)
             # Owner: the caller, until the steps reach this slab again, num_slabs - 1 rollouts later.
             return [slab[last - self.num_steps : last + 1] for slab in slabs.values()]
 
@@ -280,7 +279,7 @@ class InGraphVectorEnv:
 
         The state does not include the steps of an incomplete rollout (`steps` is not 0).
         """
-        return self.envs.get_state(slot=int(self._slot))
+        return self.envs.get_state()
 
     def set_state(self, states: Sequence[dict[str, Any]]) -> None:
         """Restores the state of each env and begins a new rollout. Do not call it in a `tf.function`."""

@@ -23,14 +23,14 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from vecenv.errors import StateError
-from vecenv.mujoco.episodes import Episodes, Infos, final_infos
+from vecenv.mujoco.episodes import Episodes, Infos, final_columns
 from vecenv.mujoco.generators import Generators
 from vecenv.mujoco.physics import Model, Physics
 from vecenv.mujoco.rendering import RENDER_MODES, BatchRenderer
 from vecenv.mujoco.saved_state import check_declares, declared_arrays, restore_states, states_of
 from vecenv.mujoco.task_checks import ObservationWriter, TaskChecks
 from vecenv.rows.arguments import Seeds, seed_of_each, split_reset_mask
-from vecenv.rows.infos import mask_infos
+from vecenv.rows.infos import add_masked_infos, batched_infos, columns_of_mask, masked_infos
 
 Step = tuple[Any, np.ndarray, np.ndarray, np.ndarray, Infos]
 """Observations, rewards, terminated, truncated, infos."""
@@ -237,7 +237,7 @@ class MujocoVectorEnv(VectorEnv):
             mask = self._everyone
         self._begin(mask, seeds)
         self._saved_arrays()  # raises if one is missing
-        return self._observations.copy(self.observe(), out), mask_infos(self._reset_infos(), mask)
+        return self._observations.copy(self.observe(), out), masked_infos(self._reset_infos(), mask)
 
     def step(self, actions: Any, *, out: Any = None) -> Step:
         """Steps every env; returns observations [N, ...], rewards, terminated, truncated (all [N]) and infos.
@@ -278,7 +278,7 @@ class MujocoVectorEnv(VectorEnv):
             episodes.add_rewards(outcome.terms, stepped)
             if self._with_infos:
                 outcome.infos.update(episodes.return_infos())
-        infos = mask_infos(outcome.infos, stepped)
+        infos = masked_infos(outcome.infos, stepped)
         if ids is not None:
             terminated &= stepped
             truncated &= stepped
@@ -290,15 +290,16 @@ class MujocoVectorEnv(VectorEnv):
             self.after_step(changed, actions[changed], self.np_random[changed])
             self._checks.simulations("after_step()", stepped)
         if begins is not None:
-            mask_infos(self._reset_infos(), begins, infos)
+            add_masked_infos(infos, self._reset_infos(), begins)
         observations = self._observations.copy(self.observe(), out)
 
         ended = terminated | truncated
         episodes.end(ended, chosen)
         if self.autoreset_mode == AutoresetMode.SAME_STEP and np.count_nonzero(ended):
-            infos = final_infos(infos, observations, self.single_observation_space, ended)
+            columns = columns_of_mask(outcome.infos, stepped & ~ended)
+            columns += final_columns(outcome.infos, observations, self.single_observation_space, ended)
             self._begin(ended)
-            mask_infos(self._reset_infos(), ended, infos)
+            infos = batched_infos(columns + columns_of_mask(self._reset_infos(), ended), self.num_envs)
             observations = self._observations.copy(self.observe(), out)
         return observations, rewards, terminated, truncated, infos
 

@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv import tree
 from vecenv.mujoco.generators import Generators
-from vecenv.rows.infos import mask_infos
+from vecenv.rows.infos import Column, columns_of_mask
 
 Infos = dict[str, Any]
 
@@ -107,16 +107,12 @@ class Episodes:
         return {f"return/{term}": values.copy() for term, values in self.returns.items()}
 
 
-def final_infos(infos: Infos, observations: Any, space: gym.Space, ended: np.ndarray) -> Infos:
-    """Returns the infos of a step, with `final_info` and `final_obs` for the envs whose episodes ended, `bool[N]`.
+def final_columns(infos: Infos, observations: Any, space: gym.Space, ended: np.ndarray) -> list[Column]:
+    """Returns `final_info` and `final_obs` of the envs whose episodes ended, `bool[N]`.
 
     The final observations are copies of rows of `observations`, nested like `space`, the space of one env.
     """
-    values: Infos = {key: column for key, column in infos.items() if key[:1] != "_" or key[1:] not in infos}
-    result = mask_infos(values, ~ended) if not ended.all() else {}
-    result["final_info"], result["_final_info"] = mask_infos(values, ended), ended.copy()
-    final_obs = np.full(len(ended), None, dtype=object)
-    for i in np.flatnonzero(ended):
-        final_obs[i] = tree.nest(space, lambda path, i=i: tree.pick(observations, path)[i].copy())  # type: ignore[misc]
-    result["final_obs"], result["_final_obs"] = final_obs, ended.copy()
-    return result
+    envs, finals = np.flatnonzero(ended), []
+    for i in envs:
+        finals.append(tree.nest(space, lambda path, i=i: tree.pick(observations, path)[i].copy()))  # type: ignore[misc]
+    return [Column("final_info", envs, tuple(columns_of_mask(infos, ended))), Column("final_obs", envs, finals)]

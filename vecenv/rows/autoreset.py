@@ -24,8 +24,12 @@ from gymnasium.vector import AutoresetMode
 from vecenv.errors import EpisodeOver
 from vecenv.rows.episode_infos import parse
 
-STEPS, BEGINS, SKIPS = 0, 1, 2
-"""What the next step of a row does: step the env, begin an episode, or leave the row to the parent."""
+STEPS, BEGINS, SKIPS, RESETS = 0, 1, 2, 3
+"""What the next step of a row does: step the env, begin an episode, or leave the row to the parent.
+
+In `BatchRows`, a row that BEGINS is reset by its vector env. A row that RESETS was taken over, and begins an episode
+with a reset that the vector env would not do by itself.
+"""
 
 
 class Columns(NamedTuple):
@@ -43,7 +47,7 @@ class Episodes:
     """The state of each row's episode: what its next step does, its return and its length.
 
     Attributes:
-        next_step: `STEPS`, `BEGINS` or `SKIPS` for each row, in a list (`EnvRows`) or an array (`BatchRows`).
+        next_step: `STEPS`, `BEGINS`, `SKIPS` or `RESETS` for each row, in a list (`EnvRows`) or an array (`BatchRows`).
         infos: For each info that is summed up, `float64[n, 2]`: the sum over the steps of each row's episode that have
             the info, and the number of these steps.
     """

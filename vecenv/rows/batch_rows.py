@@ -16,10 +16,11 @@ from vecenv.errors import NotRestorable
 from vecenv.memory import layout
 from vecenv.rows import checks, episode_infos
 from vecenv.rows.action_spaces import clipper
-from vecenv.rows.autoreset import BEGINS, SKIPS, STEPS
+from vecenv.rows.autoreset import BEGINS, RESETS, SKIPS, STEPS
 from vecenv.rows.batched import ADVICE, Batched
+from vecenv.rows.copies import copied
 from vecenv.rows.env_rows import EnvRows
-from vecenv.rows.infos import RowInfos, check_batched, copied, select_infos
+from vecenv.rows.infos import check_masks, columns_of_batch
 from vecenv.rows.messages import NO_OBJECTS, EnvDescription, ResetCommand, RowsOptions, StepObjects, combined
 from vecenv.rows.observations import fitted
 from vecenv.rows.rows import Rows, Slot
@@ -55,12 +56,11 @@ class BatchRows(Rows):
     _env: Any  # exists once the rows are built
 
     def __init__(self, batched: Batched, first_env: int, options: RowsOptions, next_step: Sequence[int] | None):
-        super().__init__(first_env, options, np.zeros(len(batched), np.int8))
-        self._batched = batched
+        super().__init__(first_env, options, np.array(next_step or [STEPS] * len(batched), np.int8))
+        self._batched, self._taken_over = batched, bool(next_step)
         self._numbers = np.arange(self._count)
-        # What the next step of each row that was taken over does. The vector env does not know that these rows must
-        # begin an episode, so they are reset here. All other rows are STEPS: the vector env resets them itself.
-        self._taken_over = np.array(next_step or [STEPS] * self._count, np.int8)
+        # The vector env does not know that rows that were taken over must begin an episode.
+        self._episodes.next_step[self._episodes.next_step == BEGINS] = RESETS
 
     def build(self) -> EnvDescription:
         options = self._options
@@ -77,7 +77,7 @@ class BatchRows(Rows):
         # This checks the class, because a wrapper may forward the attribute but need the infos itself.
         if not options.infos and not options.info_keys and hasattr(type(env), "drop_infos"):
             env.drop_infos()
-        if self._taken_over.any():
+        if self._taken_over:
             self._guarded(None, "reset", env.reset)  # `call` may use the envs before their next step
         spaces = [self._spaces(env.single_observation_space, env.single_action_space)] * self._count
         return EnvDescription(spaces, dict(env.metadata), env.render_mode, steps_subsets=self._steps_subsets)
@@ -109,7 +109,6 @@ class BatchRows(Rows):
         self._write_observations(at, observations, rows)
         at.views[layout.REWARD][rows] = 0.0
         at.views[layout.TERMINATED][rows] = at.views[layout.TRUNCATED][rows] = False
-        self._taken_over[rows] = STEPS
         self._episodes.begin(self._numbers[rows].tolist())
         self._episodes.write_totals(at.columns, rows)
         if self._checks_finite:
@@ -118,10 +117,14 @@ class BatchRows(Rows):
 
     def step(self, slot: int, actions: Any = None, only: Sequence[int] | None = None) -> StepObjects:
         at = self._slots[slot]
-        if only is not None or np.count_nonzero(self._taken_over):
+        if only is not None or self._some_wait_for_reset():
             rows = list(range(self._count) if only is None else only)
             return self._guarded(None, "step", self._step_some, at, actions, rows)
         return self._guarded(None, "step", self._step_all, at, actions)
+
+    def _some_wait_for_reset(self) -> bool:
+        """Returns whether rows that were taken over have not begun an episode."""
+        return self._taken_over and bool((self._episodes.next_step >= SKIPS).any())
 
     def _step_all(self, at: _BatchSlot, actions: Any) -> StepObjects:
         actions = self._actions(at, actions, slice(None))
@@ -140,11 +143,12 @@ class BatchRows(Rows):
 
     def _step_some(self, at: _BatchSlot, actions: Any, rows: list[int]) -> StepObjects:
         """Steps some rows. Rows that were taken over begin an episode or skip this step instead."""
-        stepped = [row for row in rows if self._taken_over[row] == STEPS]
-        begins = np.isin(self._numbers, rows) & (self._taken_over == BEGINS)
+        next_step = self._episodes.next_step
+        stepped = [row for row in rows if next_step[row] < SKIPS]
+        begins = np.isin(self._numbers, rows) & (next_step == RESETS)
         for row in rows:
-            if self._taken_over[row] == SKIPS:
-                self._taken_over[row] = BEGINS
+            if next_step[row] == SKIPS:
+                next_step[row] = RESETS
         objects = NO_OBJECTS
         if stepped:
             if not self._steps_subsets:
@@ -161,7 +165,7 @@ class BatchRows(Rows):
         if begins.any():
             self._episodes.assert_autoreset()
             first = self._reset(at, ResetCommand([None] * self._count, None, None if begins.all() else begins))
-            objects = combined([(0, objects), (0, first)])
+            objects = combined([objects, first])
         return objects
 
     def _write_step(self, at: _BatchSlot, result: tuple, rows: list[int] | slice) -> StepObjects:
@@ -269,21 +273,13 @@ class BatchRows(Rows):
         Final observations are omitted, because they travel through memory.
         """
         checks.check_info(infos)
-        if not infos:
-            return NO_OBJECTS
         if not self._keep_infos:
-            check_batched(infos, self._count, with_values=False)
+            check_masks(infos, self._count)
             return NO_OBJECTS
-        numbers = self._numbers
-        if not isinstance(rows, slice):
-            numbers = np.sort(self._numbers[rows])  # rows may be in any order, infos are in that of the envs
-        if len(numbers) < self._count or "final_obs" in infos:  # `of_batch` checks what is left
-            check_batched(infos, self._count, with_values=True)
-            infos = {key: values for key, values in infos.items() if key not in ("final_obs", "_final_obs")}
-        if len(numbers) < self._count:
-            infos = select_infos(infos, numbers)
+        some = None if isinstance(rows, slice) or len(rows) == self._count else self._numbers[rows]
         # Owner: the copies belong to the caller. The vector env may reuse its own dicts and arrays.
-        return StepObjects([RowInfos.of_batch(numbers.tolist(), infos)], {}) if infos else NO_OBJECTS
+        columns = columns_of_batch(infos, self._count, self.first_env, some, omit="final_obs")
+        return StepObjects(columns, {}) if columns else NO_OBJECTS
 
     def _actions(self, at: _BatchSlot, actions: Any, rows: Any) -> Any:
         # A copy, because the vector env may keep its actions beyond this step.
@@ -332,7 +328,7 @@ class BatchRows(Rows):
                 f"{name} steps all its envs in one call, but does not define get_state() and set_state(states), which "
                 "return and restore one state per env. Define both (see docs/engine.md), or build single envs."
             )
-        if self._taken_over.any():
+        if self._some_wait_for_reset():
             raise NotRestorable(f"the process of {name} was just restarted: step its envs before you save their states")
         states = self._env.get_state()
         if not isinstance(states, (list, tuple)) or len(states) != self._count:
@@ -342,15 +338,14 @@ class BatchRows(Rows):
             for i, state in enumerate(states)
         ]
 
-    def set_state(self, slot: int, states: Sequence[dict[str, Any]]) -> None:
+    def set_state(self, states: Sequence[dict[str, Any]]) -> None:
         for state in states:
             check_classes(self._env, state["env"])
         self._guarded(
             None, "set_state", lambda: self._env.set_state([unpack(state["env"][0]["state"]) for state in states])
         )
-        self._taken_over[:] = STEPS
         for i, state in enumerate(states):
-            self._episodes.next_step[i] = state["begins"]
+            self._episodes.next_step[i] = BEGINS if state["begins"] else STEPS
             self._episodes.restore_totals(i, state["totals"], state.get("infos", {}))
 
     def close(self) -> None:

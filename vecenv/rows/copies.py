@@ -1,7 +1,9 @@
-"""copiers: functions that return copies of values, so that each of several envs can have its own.
+"""Copies within a process, which make the results of envs independent of the process that steps them.
 
-An env that is alone in a worker has its own copies of what its function captures and of all arguments, because they
-were pickled. Envs that share a process get such copies from here, so results do not depend on the number of workers.
+`copiers` copies what goes to envs. An env that is alone in a worker has its own copies of what its function captures
+and of all arguments, because they were pickled. Envs that share a process get such copies from `copiers`.
+
+`copied` copies what comes from envs, and single actions. It runs once per env and step.
 """
 
 from __future__ import annotations
@@ -13,13 +15,42 @@ import mmap
 import os
 import pickle
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from types import CellType, FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
 import numpy as np
 
+from vecenv.rows.checks import NUMBERS
+
+_CONSTANT = NUMBERS | {complex, str, bytes, type(None)}
+"""Exact types whose values cannot change."""
+
 _LARGE = 2**20  # from this size in bytes, the copies of an array share the pages that none of them writes to
+
+
+def copied(value: Any) -> Any:
+    """Returns a copy of an info, a frame or an action, which does not change when an env changes its objects.
+
+    An object that cannot be copied is returned itself. `deepcopy` would return the same for every value, but takes
+    several times as long for the usual dicts of numbers and arrays.
+    """
+    kind = type(value)
+    if kind in _CONSTANT:
+        return value
+    if kind is dict:
+        if _CONSTANT.issuperset(map(type, value.values())):  # the usual info
+            return value.copy()
+        return {key: copied(item) for key, item in value.items()}
+    if kind is np.ndarray and not value.dtype.hasobject:
+        return value.copy()
+    if kind is list or kind is tuple:
+        return kind(map(copied, value))
+    try:
+        return deepcopy(value)
+    except Exception:  # for example a lock, which cannot be pickled for the pipe either
+        return value
 
 
 def copiers(values: Sequence[Any]) -> list[Callable[[], Any]]:

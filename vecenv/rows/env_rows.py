@@ -19,8 +19,8 @@ from vecenv.rows import checks, episode_infos
 from vecenv.rows.action_spaces import clipper, each, unbounded
 from vecenv.rows.autoreset import BEGINS, SKIPS, STEPS
 from vecenv.rows.checks import FALSE, NUMBERS
-from vecenv.rows.copies import copiers
-from vecenv.rows.infos import Infos, copied, merge_infos
+from vecenv.rows.copies import copied, copiers
+from vecenv.rows.infos import columns_of
 from vecenv.rows.messages import NO_OBJECTS, EnvDescription, EnvSpaces, ResetCommand, RowsOptions, StepObjects
 from vecenv.rows.observations import observation_writer
 from vecenv.rows.other_apis import check_env, reset_result
@@ -78,7 +78,7 @@ class EnvRows(Rows):
         at, keep_infos, mask = self._slots[slot], self._keep_infos, command.mask
         (options,) = self._copiers([command.options])
         rows = list(self._every_row) if mask is None else np.flatnonzero(mask).tolist()
-        infos: Infos = []
+        infos: list[tuple[int, dict[str, Any]]] = []
         for i in rows:
             try:
                 observation, info = self._reset(i, seed=command.seeds[i], options=options())
@@ -88,7 +88,7 @@ class EnvRows(Rows):
                 raise
             at.rewards[i], at.terminated[i], at.truncated[i] = 0.0, False, False
             if info and keep_infos:
-                infos.append((i, copied(info)))
+                infos.append((self.first_env + i, copied(info)))
         self._episodes.begin(rows)
         self._episodes.write_totals(at.columns, rows)
         if self._checks_finite:
@@ -114,7 +114,8 @@ class EnvRows(Rows):
         began: list[int] = []  # rows that this step resets
         ended: list[int] = []  # rows whose episode ends and whose next episode begins, both in this step
         skipped: list[int] = []  # rows that the parent writes later
-        infos: Infos = []
+        infos: list[tuple[int, dict[str, Any]]] = []
+        first_env = self.first_env
         i = 0
         try:
             for i, env, action in zip(rows, envs, self._actions(at, actions, index), strict=True):
@@ -155,7 +156,8 @@ class EnvRows(Rows):
                             observation, info = self._end_episode(at, i, observation, info, ended)
                 write(i, observation)
                 if info and keep_infos:
-                    infos.append((i, copied(info)))  # before another env is stepped, which may share objects with it
+                    # Copied before another env is stepped, which may share objects with this one.
+                    infos.append((first_env + i, copied(info)))
         except BaseException as error:
             self._blame(error, i, "step")
             raise
@@ -196,7 +198,7 @@ class EnvRows(Rows):
     def get_state(self) -> list[dict[str, Any]]:
         return [self._state_of_row(i, self._guarded(i, "get_state", state_of, env)) for i, env in enumerate(self.envs)]
 
-    def set_state(self, slot: int, states: Sequence[dict[str, Any]]) -> None:
+    def set_state(self, states: Sequence[dict[str, Any]]) -> None:
         for check in (check_classes, restore):  # no env changes if one is of another class
             for i, (env, state) in enumerate(zip(self.envs, states, strict=True)):
                 self._guarded(i, "set_state", check, env, state["env"])
@@ -267,14 +269,16 @@ class EnvRows(Rows):
         # All are copied before the first is used, because an env may change an object that is in several actions.
         return [copied(action) for action in one_by_one] if given and self._options.own_copies else one_by_one
 
-    def _objects_of(self, infos: Infos) -> StepObjects:
-        """Returns these infos and the new values of leaves that have no memory, and clears the latter."""
-        leaves = {path: dict(rows) for path, rows in self._objects.items() if rows}
+    def _objects_of(self, infos: list[tuple[int, dict[str, Any]]]) -> StepObjects:
+        """Returns the infos of these envs and the new values of leaves that have no memory, and clears the latter."""
+        leaves = {
+            path: {self.first_env + row: value for row, value in rows.items()}
+            for path, rows in self._objects.items()
+            if rows
+        }
         for rows in self._objects.values():
             rows.clear()
-        if not infos:
-            return StepObjects((), leaves) if leaves else NO_OBJECTS
-        return StepObjects([merge_infos(infos)], leaves)
+        return StepObjects(columns_of(infos), leaves) if infos or leaves else NO_OBJECTS
 
 
 class _EnvSlot(Slot):

@@ -15,7 +15,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from vecenv.rows.infos import RowInfos
+from vecenv.rows.infos import Column, packed, unpacked
 from vecenv.tree import Path
 
 
@@ -67,25 +67,41 @@ class ResetCommand:
 
 
 ObjectLeaves = dict[Path, dict[int, Any]]
-"""For each object leaf of observations and final observations: the new value of each row that has one."""
+"""For each object leaf of observations and final observations: the new value of each env that has one."""
 
 
 class StepObjects(NamedTuple):
-    """Infos, for each group of rows that were stepped together, and the values of object leaves."""
+    """What a step or a reset of some envs returns besides the memory that it writes.
 
-    infos: Sequence[RowInfos]
+    Attributes:
+        infos: The infos, in columns.
+        leaves: The values of object leaves.
+        cut: The envs whose episodes ended because their process died (see `vecenv.workers.cuts`).
+    """
+
+    infos: Sequence[Column]
     leaves: ObjectLeaves
+    cut: Sequence[int] = ()
+
+    def __reduce__(self) -> tuple:
+        return _unpickled, (packed(self.infos), self.leaves, self.cut)
+
+
+def _unpickled(infos: Sequence[tuple], leaves: ObjectLeaves, cut: Sequence[int]) -> StepObjects:
+    return StepObjects(unpacked(infos), leaves, cut)
 
 
 NO_OBJECTS = StepObjects((), {})
 
 
-def combined(parts: Iterable[tuple[int, StepObjects]]) -> StepObjects:
-    """Combines the objects of several runs of rows. Each part comes with the number of its first row."""
-    infos = []
+def combined(parts: Iterable[StepObjects]) -> StepObjects:
+    """Combines the objects of steps of several envs, or returns `NO_OBJECTS` if there are none."""
+    infos: list[Column] = []
     leaves: ObjectLeaves = {}
-    for low, part in parts:
-        infos += [values._replace(rows=[low + row for row in values.rows]) for values in part.infos]
+    cut: list[int] = []
+    for part in parts:
+        infos += part.infos
+        cut += part.cut
         for path, values in part.leaves.items():
-            leaves.setdefault(path, {}).update({low + row: value for row, value in values.items()})
-    return StepObjects(infos, leaves)
+            leaves.setdefault(path, {}).update(values)
+    return StepObjects(infos, leaves, cut) if infos or leaves or cut else NO_OBJECTS

@@ -107,8 +107,8 @@ class Rows(ABC):
         """Returns the state of each env, its wrappers and its row, as plain values."""
 
     @abstractmethod
-    def set_state(self, slot: int, states: Sequence[dict[str, Any]]) -> None:
-        """Restores the states that `get_state` returned. The caller then writes the rows' data to `slot`."""
+    def set_state(self, states: Sequence[dict[str, Any]]) -> None:
+        """Restores the states that `get_state` returned. The caller then writes the rows' data to memory."""
 
     @abstractmethod
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any, NamedTuple
 
@@ -13,8 +13,8 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv import tree
 from vecenv.memory import layout
-from vecenv.rows.infos import join_infos, select_infos
-from vecenv.rows.messages import NO_OBJECTS, ObjectLeaves, StepObjects
+from vecenv.rows.infos import batched_infos
+from vecenv.rows.messages import ObjectLeaves, StepObjects
 from vecenv.tree import Path
 
 StepResult = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
@@ -45,8 +45,8 @@ class ResultAssembler:
     """Assembles the results of `reset`, `step` and `recv`.
 
     Attributes:
-        object_leaves: The newest value of each env, for each leaf of observations and final observations that has no
-            fixed shape and therefore no memory.
+        object_leaves: The newest value of each env, for each leaf of observations that has no memory, because its shape
+            is not fixed.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class ResultAssembler:
         )
         self._only_observation = arrays.get((layout.OBSERVATION,))
         self._num_envs = self._rewards.shape[1]
+        self._everyone = np.arange(self._num_envs)
         self._same_step = autoreset_mode == AutoresetMode.SAME_STEP
         self._copy = copy
         self._discrete: set[Path] = set()
@@ -67,8 +68,7 @@ class ResultAssembler:
             if isinstance(leaf, spaces.Discrete):
                 self._discrete.add(path)
             if not tree.is_fixed(leaf):
-                for field in (layout.OBSERVATION, layout.FINAL_OBSERVATION):
-                    self.object_leaves[(field, *path)] = [None] * self._num_envs
+                self.object_leaves[(layout.OBSERVATION, *path)] = [None] * self._num_envs
 
     def observations(self, slot: int) -> Any:
         """Returns the observations of a slot: `[N, ...]`, views of the memory, nested like the space."""
@@ -82,17 +82,15 @@ class ResultAssembler:
     def after_reset(self, slot: int, objects: StepObjects) -> tuple[Any, dict[str, Any]]:
         """Returns the result of `reset`."""
         self._update_object_leaves(objects.leaves)
-        return self._returned_observations(slot), self._infos(slot, objects, ())
+        return self._returned_observations(slot), batched_infos(objects.infos, self._num_envs)
 
     def after_step(self, slot: int, objects: StepObjects) -> StepResult:
         """Returns the result of `step`."""
-        if objects.leaves:
-            self._update_object_leaves(objects.leaves)
         terminated, truncated = self._terminated[slot].copy(), self._truncated[slot].copy()
-        ended: Sequence[int] | np.ndarray = np.flatnonzero(terminated | truncated) if self._same_step else ()
-        infos = {}
-        if len(ended) or objects is not NO_OBJECTS:
-            infos = self._infos(slot, objects, ended)
+        infos = batched_infos(objects.infos, self._num_envs) if objects.infos else {}
+        if self._same_step:
+            self._add_final_observations(infos, slot, terminated | truncated, self._everyone, objects.leaves)
+        self._update_object_leaves(objects.leaves)
         return self._returned_observations(slot), self._rewards[slot].copy(), terminated, truncated, infos
 
     def of_envs(self, slot: int, ids: np.ndarray, objects: StepObjects) -> PartialBatch:
@@ -106,24 +104,22 @@ class ResultAssembler:
                 return tuple(deepcopy(values[i]) for i in ids)
             return array[slot, ids]
 
-        self._update_object_leaves(objects.leaves)
         terminated, truncated = self._terminated[slot, ids], self._truncated[slot, ids]
-        infos = self._infos(slot, objects, ids[terminated | truncated] if self._same_step else ())
+        positions = np.empty(self._num_envs, np.int64)
+        positions[ids] = np.arange(len(ids))
+        infos = batched_infos(objects.infos, len(ids), positions)
+        if self._same_step:
+            self._add_final_observations(infos, slot, terminated | truncated, ids, objects.leaves)
+        self._update_object_leaves(objects.leaves)
         observations = tree.nest(self._space, leaf)
-        infos = select_infos(infos, ids)
         return PartialBatch(observations, self._rewards[slot, ids], terminated, truncated, infos, ids)
 
     def _update_object_leaves(self, leaves: ObjectLeaves) -> None:
-        """Stores the new values of leaves without a fixed shape; envs without a new value keep the old one."""
+        """Stores the new values of leaves of observations without memory. Envs without a new value keep the old one."""
         for path, values in leaves.items():
-            if path[0] == layout.OBSERVATION:
-                field = (layout.FINAL_OBSERVATION, *path[1:])
-                # An episode that a restart truncated has no final value, so its previous value is used.
-                self.object_leaves[field] = list(self.object_leaves[path])
-                for row, value in leaves.get(field, {}).items():
-                    self.object_leaves[field][row] = value
-                for row, value in values.items():
-                    self.object_leaves[path][row] = value
+            if path in self.object_leaves:  # otherwise, a final observation
+                for env, value in values.items():
+                    self.object_leaves[path][env] = value
 
     def _returned_observations(self, slot: int) -> Any:
         # Owner: with copy=False the caller may read slot s until it is written again, num_slots steps later.
@@ -136,27 +132,28 @@ class ResultAssembler:
         arrays = self._arrays
         return tree.nest(self._space, lambda path: arrays[(layout.OBSERVATION, *path)][slot].copy())
 
-    def _infos(self, slot: int, objects: StepObjects, ended: Sequence[int] | np.ndarray) -> dict[str, Any]:
-        """Returns the infos of all envs, with final observations for the envs in `ended`."""
-        # Owner: these arrays belong to the caller.
-        infos = join_infos(objects.infos, self._num_envs) if objects.infos else {}
-        if len(ended):
-            finals = np.full(self._num_envs, fill_value=None, dtype=object)
-            for i in ended:
-                finals[i] = self._final_observation(slot, i, objects.leaves)
-            infos["final_obs"] = finals
-            infos["_final_obs"] = np.isin(np.arange(self._num_envs), ended)
-        return infos
+    def _add_final_observations(
+        self, infos: dict[str, Any], slot: int, ended: np.ndarray, ids: np.ndarray, leaves: ObjectLeaves
+    ) -> None:
+        """Adds the final observations of the envs `ids`, `[M]`, where an episode has ended, to their infos.
+
+        Order: before `_update_object_leaves`.
+        """
+        if np.count_nonzero(ended):
+            finals = np.full(len(ids), None)
+            for k in np.flatnonzero(ended).tolist():
+                finals[k] = self._final_observation(slot, ids[k], leaves)
+            infos["final_obs"], infos["_final_obs"] = finals, ended
 
     def _final_observation(self, slot: int, i: int, leaves: ObjectLeaves) -> Any:
         def leaf(path: Path) -> Any:
             field = (layout.FINAL_OBSERVATION, *path)
-            if field in self.object_leaves:
-                return self.object_leaves[field][i]
-            if i in leaves.get(field, ()):
+            if i in leaves.get(field, ()):  # as the env returned it
                 return leaves[field][i]
-            column = self._arrays[field][slot]
-            # The env returned an int for a Discrete space. Every other leaf is an array, even without dimensions.
-            return int(column[i]) if path in self._discrete else column[i, ...].copy()
+            if field in self._arrays:
+                value = self._arrays[field][slot, i, ...]
+                return int(value) if path in self._discrete else value.copy()
+            # The parent has cut the episode, so the previous observation is the final one.
+            return self.object_leaves[(layout.OBSERVATION, *path)][i]
 
         return tree.nest(self._space, leaf)

@@ -16,11 +16,11 @@ Arrays = Mapping[tree.Path, np.ndarray]
 Objects = Mapping[tree.Path, list[Any]]
 
 
-def row_of(arrays: Arrays, objects: Objects, i: int, *, slot: int, observed: int) -> dict[str, Any]:
-    """Returns a copy of row `i` of `slot` and its object leaves, with the observation taken from slot `observed`."""
+def row_of(arrays: Arrays, objects: Objects, i: int, slot: int) -> dict[str, Any]:
+    """Returns a copy of row `i` of `slot` and its object leaves."""
     row = {name: pack(objects[path][i], name) for name, path in _fields(objects).items()}
     for name, path in _fields(arrays).items():
-        row[name] = np.array(arrays[path][observed if path[0] == layout.OBSERVATION else slot, i])
+        row[name] = np.array(arrays[path][slot, i])
     return row
 
 

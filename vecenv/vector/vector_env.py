@@ -23,7 +23,6 @@ from vecenv.memory import layout
 from vecenv.memory.block import out_of_memory
 from vecenv.rows.arguments import Seeds, check_equal, per_env, seed_of_each, split_reset_mask
 from vecenv.rows.batched import Batched
-from vecenv.rows.infos import add_info
 from vecenv.rows.messages import NO_OBJECTS, EnvDescription, EnvSpaces, ResetCommand, RowsOptions, StepObjects, combined
 from vecenv.tree import Path
 from vecenv.vector.actions import ActionWriter
@@ -204,8 +203,9 @@ class PooledVectorEnv(VectorEnv):
         elif len(replies) == 1:
             objects = replies[0] or NO_OBJECTS
         else:
-            parts = ((run.low, part) for run, part in zip(self._pool.ranges, replies, strict=True) if part)
-            objects = combined(parts)
+            objects = combined(part for part in replies if part)
+        if objects.cut:
+            self._mark_cut(slot, objects.cut)
         try:
             result = assemble(slot, objects)
         except MemoryError as error:
@@ -213,39 +213,53 @@ class PooledVectorEnv(VectorEnv):
         self._state = _IDLE
         return result
 
-    def reset_slot(self, slot: int, *, seed: Seeds = None, timeout: float | None = None) -> StepObjects:
-        """Resets all envs as `reset` does and writes the batch to `slot`; returns the objects not stored in memory.
+    def _mark_cut(self, slot: int, envs: Sequence[int]) -> None:
+        """Called before the results of a step are read that reports the cut episodes of these envs."""
+
+    def reset_slot(self, slot: int, *, seed: Seeds = None, timeout: float | None = None) -> None:
+        """Resets all envs as `reset` does and writes the batch to `slot`. Infos are discarded.
 
         Waits at most `timeout` seconds for worker processes.
         """
         self._assert_idle("reset")
         self._begin_reset(slot, seed, None)
-        return self._finish_with(RESET, lambda _, objects: objects, timeout)
+        self._finish_with(RESET, _discard, timeout)
 
     def _begin_reset(self, slot: int, seed: Seeds, options: dict[str, Any] | None) -> None:
         seeds = seed_of_each(seed, self.num_envs)
         options, mask = split_reset_mask(options, self.num_envs)
         if mask is not None:
             # Owner: the caller, until the command passes the rows of `slot` to the workers.
-            for path, array in self.arrays.items():
-                if path[0] != layout.ACTION:
-                    array[slot, ~mask] = array[self._slot, ~mask]
+            self._copy_newest(slot, ~mask)
         commands = [
             ResetCommand(seeds[run.rows], options, None if mask is None else mask[run.rows])
             for run in self._pool.ranges
         ]
         self._begin(RESET, slot, commands, State.RESET)
 
-    def step_slot(self, slot: int, actions: Any, *, timeout: float | None = None) -> StepObjects:
-        """Steps the envs as `step` does and writes the batch to `slot`; returns objects not stored in memory.
+    def step_slot(self, slot: int, actions: Any, *, timeout: float | None = None) -> None:
+        """Steps the envs as `step` does and writes the batch to `slot`. Infos are discarded.
 
         Waits at most `timeout` seconds for worker processes.
         """
         self._begin_step(actions, slot)
-        return self._finish_with(STEP, lambda _, objects: objects, timeout)
+        self._finish_with(STEP, _discard, timeout)
+
+    def move_newest(self, slot: int) -> None:
+        """Copies the newest batch to another slot, which then holds the newest batch."""
+        self._assert_idle("move_newest")
+        # Owner: the caller, all rows of both slots, until the next step or reset.
+        self._copy_newest(slot, slice(None))
+        self._slot = slot
+
+    def _copy_newest(self, slot: int, rows: Any) -> None:
+        """Copies rows of the newest batch, without actions and final observations, which no later step reads."""
+        for path, array in self.arrays.items():
+            if path[0] not in (layout.ACTION, layout.FINAL_OBSERVATION):
+                array[slot, rows] = array[self._slot, rows]
 
     def _begin(self, command: RowsCommandType[P, R], slot: int, payloads: Sequence[P] | None, state: State) -> None:
-        """Sends a command. If it cannot be encoded, nothing changes."""
+        """Sends a command. If it cannot be encoded, no env receives it, and the newest batch stays the newest."""
         self._state = _BROKEN  # an interrupt may leave half a message in a pipe
         try:
             self._pool.begin(command, slot, payloads)
@@ -337,6 +351,8 @@ class PooledVectorEnv(VectorEnv):
             self._state = State.IN_FLIGHT
             raise
         self._in_flight[ids] = False
+        if objects.cut:
+            self._mark_cut(self._slot, objects.cut)
         batch = self._results.of_envs(self._slot, np.array(ids, dtype=np.int64), objects)
         self._state = State.IN_FLIGHT if len(ids) < in_flight else _IDLE
         return batch
@@ -382,11 +398,11 @@ class PooledVectorEnv(VectorEnv):
         """Returns the result of `render()` of every env. The caller owns the frames."""
         return self.call("render")
 
-    def get_state(self, *, slot: int | None = None) -> list[dict[str, Any]]:
+    def get_state(self) -> list[dict[str, Any]]:
         """Returns the state of each env, for `set_state` and `vecenv.state.save`. The envs do not change.
 
         A state holds the states of the env and its wrappers, the env's random generator, what autoreset does next, the
-        totals of the episode, and the observation in `slot` (None: the newest).
+        totals of the episode, and the newest observation.
 
         Raises:
             NotRestorable: If an env or wrapper does not define its state; the message names its class. The vector env
@@ -398,8 +414,8 @@ class PooledVectorEnv(VectorEnv):
         states = [state for reply in replies for state in reply]
         rows: list[dict[str, Any] | None] = [None] * self.num_envs
         if self._has_batch:
-            where = {"slot": self._slot, "observed": self._slot if slot is None else slot}
-            rows = [row_of(self.arrays, self._results.object_leaves, i, **where) for i in range(self.num_envs)]
+            leaves = self._results.object_leaves
+            rows = [row_of(self.arrays, leaves, i, self._slot) for i in range(self.num_envs)]
         return [{"types": types, "row": row, **state} for row, state in zip(rows, states, strict=True)]
 
     def set_state(self, states: Sequence[dict[str, Any]], *, slot: int | None = None) -> None:
@@ -496,9 +512,6 @@ class PooledVectorEnv(VectorEnv):
     def _next_slot(self) -> int:
         return (self._slot + 1) % self.num_slots
 
-    def _add_info(self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int) -> dict[str, Any]:
-        return add_info(vector_infos, env_info, env_num, self.num_envs)
-
     def _assert_open(self) -> None:
         if self._state is State.CLOSED:
             raise StateError(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
@@ -531,6 +544,10 @@ class PooledVectorEnv(VectorEnv):
                     f"the episodes of envs {over} are over, and autoreset is disabled: reset them with "
                     "options={'reset_mask': ...}. No env was stepped."
                 )
+
+
+def _discard(slot: int, objects: StepObjects) -> None:
+    """Assembles nothing: the results of `step_slot` and `reset_slot` are read from memory."""
 
 
 def _checked_ids(env_ids: Sequence[int] | np.ndarray | None, num_envs: int) -> Sequence[int]:

@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv.memory import layout
 from vecenv.rows.autoreset import BEGINS, SKIPS
-from vecenv.rows.infos import RowInfos
+from vecenv.rows.infos import Column, columns_of
 from vecenv.rows.messages import StepObjects
 from vecenv.tree import Path
 
@@ -63,11 +63,11 @@ class CutEpisodes:
         self.unreported |= set(envs) - over
         return [BEGINS if env in over or self._same_step else SKIPS for env in envs]
 
-    def report(self, slot: int, envs: Iterable[int], low: int) -> StepObjects | None:
+    def report(self, slot: int, envs: Iterable[int]) -> StepObjects | None:
         """Writes the step that reports a cut episode to `slot`, for each of these envs whose cut is unreported.
 
         With SAME_STEP, the next episode has begun in the same step, and the last observation is the final observation.
-        Returns the infos of these rows, numbered from `low`, the worker's first env; None if there are none.
+        Returns these envs and their infos; None if there are none.
         """
         # Owner: the parent, these envs' rows of the slot.
         cut = sorted(self.unreported.intersection(envs))
@@ -89,10 +89,8 @@ class CutEpisodes:
             elif path[0] == layout.EPISODE_INFO:
                 at[path][cut] = np.nan  # the info of the episode's last step is lost
         at[layout.REWARD][cut], at[layout.TERMINATED][cut], at[layout.TRUNCATED][cut] = 0.0, False, True
-        if not self._with_infos:
-            return None
-        everyone = np.ones(len(cut), np.bool_)
-        final: dict[str, Any] = {}
-        if self._same_step:
-            final = {"final_info": {RESTARTED: everyone, f"_{RESTARTED}": everyone}, "_final_info": everyone}
-        return StepObjects([RowInfos([env - low for env in cut], {RESTARTED: everyone}, final)], {})
+        infos: list[Column] = []
+        if self._with_infos:
+            info: dict[str, Any] = {RESTARTED: True}
+            infos = columns_of([(env, {**info, "final_info": info} if self._same_step else info) for env in cut])
+        return StepObjects(infos, {}, cut)

@@ -81,7 +81,7 @@ class LocalPool(Pool):
 
     def receive_rows(self, min_envs: int, timeout: float | None) -> tuple[list[int], StepObjects]:
         ids: list[int] = []
-        parts: list[tuple[int, StepObjects]] = []
+        parts: list[StepObjects] = []
         while len(ids) < min_envs:
             slot, orders = self._sent[0]
             # `step_rows` steps lazily, so the rows that it has not yielded are not stepped.
@@ -90,7 +90,7 @@ class LocalPool(Pool):
             if not orders:
                 self._sent.popleft()
             ids += rows
-            parts.append((0, objects))
+            parts.append(objects)
         return ids, combined(parts)
 
     def close(self, grace_s: float = 0.0) -> None:

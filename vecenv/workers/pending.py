@@ -92,7 +92,7 @@ class PendingRows:
     def __init__(self, slot: int, restarts: Restarts | None):
         self.slot, self._restarts = slot, restarts
         self._in_flight: set[int] = set()
-        self._done: list[tuple[int, list[int], StepObjects | None]] = []  # first env of the worker, its rows, objects
+        self._done: list[tuple[list[int], StepObjects | None]] = []  # envs and their objects
         self.count = 0
 
     @property
@@ -113,23 +113,23 @@ class PendingRows:
             reply = RowsReply([slot], payload)
         elif kind == READY_ROWS and isinstance(payload, RowsReply):
             reply = payload
-        envs = {worker.low + row for row in reply.rows} if reply is not None else set()
-        if reply is None or not envs or not envs <= self._in_flight:
+        envs = [worker.low + row for row in reply.rows] if reply is not None else []
+        if reply is None or not envs or not self._in_flight.issuperset(envs):
             raise BadMessage(worker, f"an unexpected {Kind(kind).name} {slot}")
-        self._in_flight -= envs
-        self._done.append((worker.low, reply.rows, reply.objects))
-        self.count += len(reply.rows)
+        self._in_flight.difference_update(envs)
+        self._done.append((envs, reply.objects))
+        self.count += len(envs)
         if self._restarts is not None:
             self._restarts.forget_deaths(worker.index)
             # Order: a cut is reported before the worker of these rows can die again.
-            if (cut := self._restarts.cuts.report(self.slot, envs, worker.low)) is not None:
-                self._done.append((worker.low, [], cut))
+            if (cut := self._restarts.cuts.report(self.slot, envs)) is not None:
+                self._done.append(([], cut))
 
     def take(self) -> tuple[list[int], StepObjects]:
         """Returns the envs that are done, in the order in which they finished, and their objects; forgets them."""
         done, self._done, self.count = self._done, [], 0
-        objects = combined((low, part) for low, _, part in done if part is not None)
-        return [low + row for low, rows, _ in done for row in rows], objects
+        objects = combined(part for _, part in done if part is not None)
+        return [env for envs, _ in done for env in envs], objects
 
     def in_flight(self, worker: WorkerHandle) -> list[int]:
         """Returns the envs of a worker whose rows it steps in place."""

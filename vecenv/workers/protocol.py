@@ -239,7 +239,7 @@ GET_STATE = RowsCommandType[None, list[dict[str, Any]]](
     Kind.GET_STATE, "get_state", lambda rows, *_: rows.get_state(), between_steps=True
 )
 SET_STATE = RowsCommandType[Sequence[dict[str, Any]], None](
-    Kind.SET_STATE, "set_state", lambda rows, slot, states: rows.set_state(slot, states), between_steps=True
+    Kind.SET_STATE, "set_state", lambda rows, slot, states: rows.set_state(states), between_steps=True
 )
 
 COMMANDS: dict[int, CommandType[Any, Any]] = {
@@ -290,7 +290,7 @@ def encode(kind: Kind, slot: int = 0, payload: Any = None) -> bytes:
 def _unpicklable(objects: StepObjects) -> list[str]:
     """Returns the keys of the infos that cannot be pickled."""
     found: list[str] = []
-    for key, values in (item for part in objects.infos for item in part.partial.items()):
+    for key, _, values in objects.infos:
         try:
             cloudpickle.dumps(values)
         except Exception:

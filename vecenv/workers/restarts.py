@@ -58,10 +58,10 @@ class Restarts:
         self._deaths = [0] * len(self._deaths)
         if command is STEP and cuts.unreported:
             for run in self._ranges:
-                cut = cuts.report(pending.slot, range(run.low, run.high), run.low)
+                cut = cuts.report(pending.slot, range(run.low, run.high))
                 if cut is not None:
                     reply = pending.replies[run.index]
-                    pending.replies[run.index] = combined((0, part) for part in (reply, cut) if part is not None)
+                    pending.replies[run.index] = combined(part for part in (reply, cut) if part is not None)
         elif command is GET_STATE and cuts.unreported:
             raise CommandFailed(
                 NotRestorableNow("a worker was just restarted: step all its envs before you save their states")
