@@ -117,26 +117,30 @@ class Counted:
         self.received.append(len(data))
         return data
 
+    def recv_into(self, buffer, size, flags):
+        self.received.append(self._socket.recv_into(buffer, size, flags))
+        return self.received[-1]
+
     def __getattr__(self, name):
         return getattr(self._socket, name)
 
 
-def test_a_step_sends_nine_bytes_to_each_worker_and_receives_nine(monkeypatch):
-    """Arrays and repeated infos travel through memory; a command, a slot and a length use the pipe, whatever N is."""
-    with vecenv.AsyncVectorEnv(counting_fns(32, length=10_000), num_workers=2) as envs:
+@pytest.mark.parametrize("num_envs", [2, 32])
+@pytest.mark.parametrize("infos", [False, True])
+def test_a_step_exchanges_nine_bytes_with_each_worker_besides_infos(monkeypatch, num_envs, infos):
+    """Arrays travel through memory. A command, a slot and a length use the pipe, and so do pickled infos."""
+    with vecenv.AsyncVectorEnv(counting_fns(num_envs, length=10_000), num_workers=2, infos=infos) as envs:
         envs.reset()
-        actions = np.zeros(32, np.int64)
-        for _ in range(3):
-            envs.step(actions)  # the engine learns the keys of the infos
         pipes = [worker.channel for worker in envs._pool.workers]
         counted = [Counted(pipe._socket) for pipe in pipes]
         for pipe, counter in zip(pipes, counted, strict=True):
             monkeypatch.setattr(pipe, "_socket", counter)
-        *_, infos = envs.step(actions)
+        *_, found = envs.step(np.zeros(num_envs, np.int64))
         monkeypatch.undo()
-        assert [(counter.sent, counter.received) for counter in counted] == [([9], [9])] * 2
-        np.testing.assert_array_equal(infos["steps"], np.full(32, 4))
-        np.testing.assert_array_equal(infos["_steps"], np.full(32, True))
+        for counter in counted:
+            head, *body = counter.received
+            assert (counter.sent, head) == ([9], 9) and bool(body) == infos
+        assert bool(found) == infos
 
 
 def test_workers_own_contiguous_runs_of_nearly_equal_length():
@@ -389,7 +393,13 @@ def test_a_script_that_forgets_close_still_exits(tmp_path, ending):
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=30)
     assert not any(process_exists(int(pid)) for pid in done.stdout.split())
-    assert done.stdout and (ending or done.stderr == "")
+    code, last = {
+        "": (0, ""),
+        "raise RuntimeError('boom')": (1, "RuntimeError: boom"),
+        "import sys; sys.exit(3)": (3, ""),
+    }[ending]
+    assert (len(done.stdout.split()), done.returncode) == (2, code)
+    assert "".join(done.stderr.splitlines()[-1:]) == last
 
 
 def test_an_env_that_hangs_does_not_outlive_a_killed_parent(tmp_path):
