@@ -70,7 +70,7 @@ def poisoned_memory(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def nothing_left_behind():
+def nothing_left_behind(request):
     """Fails a test that leaves a child process or shared memory behind.
 
     On Linux, shared memory has no name, so its descriptors and mappings in this process are compared.
@@ -82,6 +82,7 @@ def nothing_left_behind():
         child.kill()
     assert not children, f"left running: {children}"
     if _shared_memory() - before:
+        request.node.funcargs.clear()  # the values of fixtures, which pytest keeps until the end of the teardown
         gc.collect()  # what is in a cycle is released only now
     deadline = time.monotonic() + 10  # for named segments: a test in another process may be using one
     while (left := _shared_memory() - before) and time.monotonic() < deadline:
