@@ -5,13 +5,12 @@ A `ProcessPool` has at most one, from the first frame to the last reply.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from vecenv.rows.messages import StepObjects, combined
 from vecenv.workers.faults import worker_failed
-from vecenv.workers.handles import WorkerHandle
-from vecenv.workers.messenger import BadMessage
+from vecenv.workers.messenger import BadMessage, WorkerHandle
 from vecenv.workers.protocol import (
     ERROR,
     READY,
@@ -33,13 +32,13 @@ class PendingCommand:
 
     Attributes:
         command: What was sent, and with which slot and frames, one per worker.
-        resets: The envs that it resets, or restores in the middle of an episode. Known only if workers are restarted.
+        payloads: Its payloads, one per worker. Known only if workers are restarted; empty if it has none.
         replies: The payload of each worker's reply.
         count: The number of workers that have replied.
         errors: The errors of workers, by index; None before the first. Only a command between steps has any.
     """
 
-    resets: Collection[int] = ()
+    payloads: Sequence[Any] = ()
     errors: dict[int, Exception] | None = None
 
     def __init__(self, command: CommandType[Any, Any], slot: int, frames: Sequence[bytes]):
@@ -120,9 +119,9 @@ class PendingRows:
         self._done.append((envs, reply.objects))
         self.count += len(envs)
         if self._restarts is not None:
-            self._restarts.forget_deaths(worker.index)
+            self._restarts.deaths[worker.index] = 0
             # Order: a cut is reported before the worker of these rows can die again.
-            if (cut := self._restarts.cuts.report(self.slot, envs)) is not None:
+            if (cut := self._restarts.report(self.slot, envs)) is not None:
                 self._done.append(([], cut))
 
     def take(self) -> tuple[list[int], StepObjects]:
