@@ -35,15 +35,15 @@ class PendingCommand:
         payloads: Its payloads, one per worker. Known only if workers are restarted; empty if it has none.
         replies: The payload of each worker's reply.
         count: The number of workers that have replied.
-        errors: The errors of workers, by index; None before the first. Only a command between steps has any.
+        errors: The errors of workers, by index. Only a command between steps has any.
     """
 
     payloads: Sequence[Any] = ()
-    errors: dict[int, Exception] | None = None
 
     def __init__(self, command: CommandType[Any, Any], slot: int, frames: Sequence[bytes]):
         self.command, self.slot, self.frames = command, slot, frames
         self.replies: list[Any] = [_MISSING] * len(frames)
+        self.errors: dict[int, Exception] = {}
         self.count = 0
 
     def accept(self, worker: WorkerHandle, kind: int, slot: int, payload: Any) -> None:
@@ -54,8 +54,6 @@ class PendingCommand:
         if kind == ERROR:
             if not self.command.between_steps:
                 raise worker_failed(worker, payload)
-            if self.errors is None:
-                self.errors = {}
             self.errors[index] = worker_failed(worker, payload, broken=False)
         self.replies[index] = payload
         self.count += 1
@@ -73,8 +71,7 @@ class PendingCommand:
         if self.replies[worker.index] is not _MISSING:
             self.replies[worker.index] = _MISSING
             self.count -= 1
-            if self.errors is not None:
-                self.errors.pop(worker.index, None)
+            self.errors.pop(worker.index, None)
         return self.frames[worker.index]
 
 

@@ -131,10 +131,9 @@ class Restarts:
                 NotRestorableNow("a worker was just restarted: step all its envs before you save their states")
             )
         elif command is SET_STATE:
-            failed = pending.errors or {}
-            accepted = [run for run in self._ranges if run.index not in failed]
+            accepted = [run for run in self._ranges if run.index not in pending.errors]
             self.unreported.difference_update(env for run in accepted for env in range(run.low, run.high))
-            if not failed:  # otherwise, the previous batch stays the newest
+            if not pending.errors:  # otherwise, the previous batch stays the newest
                 has_batch = pending.payloads[0][0]["row"] is not None  # all of the states have a row, or none
                 self.complete_slot = pending.slot if has_batch else None
         elif command is RESET:
