@@ -109,7 +109,7 @@ def make(
             spec = found.spec
             remember_vector_env(source, spec)
         else:
-            [envs.spec] = envs.apply(functools.partial(_outline, source), [0])
+            [envs.spec] = envs.apply(lambda _: load_outline(source), [0])
             return envs
 
     reason, level = why_single_envs(spec, backend, wrappers, env_kwargs), logging.INFO
@@ -220,11 +220,6 @@ def _is_ours(spec: EnvSpec) -> bool:
 
 def _vector_form(spec: EnvSpec) -> str:
     return "stepped in C++" if _is_ours(spec) else "built from its vector_entry_point"
-
-
-def _outline(env_id: str, _: gym.Env) -> EnvSpec:
-    """Returns the outline of an id's spec, for `apply`."""
-    return load_outline(env_id)
 
 
 def _check_backend(backend: str) -> None:

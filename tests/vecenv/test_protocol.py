@@ -21,7 +21,7 @@ import pytest
 import vecenv
 from tests.helpers import CountingEnv, process_exists, stop_process
 from tests.start_methods import METHODS
-from vecenv.workers import handles, pipes
+from vecenv.workers import messenger, pipes, processes
 from vecenv.workers import protocol as messages
 from vecenv.workers import worker as worker_module
 from vecenv.workers.messenger import DeadlinePassed, Messenger
@@ -36,7 +36,8 @@ pytestmark = pytest.mark.timeout(60)
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
     """Makes every wait for a process that cannot be joined last longer than the tests may take."""
-    monkeypatch.setattr(handles, "END_S", 3600.0)
+    for module in (messenger, processes):
+        monkeypatch.setattr(module, "END_S", 3600.0)
 
 
 class HeavyEnv(CountingEnv):
@@ -73,8 +74,8 @@ def heavy():
         return envs
 
     yield make
-    for envs in made:
-        envs.close(timeout=0.2)
+    while made:  # pytest keeps `make`, and with it this list, until the memory has been compared
+        made.pop().close(timeout=0.2)
     for pid in heirs:
         if process_exists(pid):
             os.kill(pid, signal.SIGKILL)

@@ -21,7 +21,7 @@ from gymnasium.vector.utils import batch_space
 from vecenv import tree
 from vecenv.adapters import joint_env as keys
 from vecenv.adapters.joint_env import AgentGroup, Grouping, JointEnv
-from vecenv.ids.imports import import_module
+from vecenv.ids.specs import import_module
 from vecenv.memory import layout
 from vecenv.rows.action_spaces import unbounded
 from vecenv.rows.arguments import Seeds, check_functions
@@ -376,7 +376,7 @@ class ParallelVectorEnv(VectorEnv):
 
     def _agreed_groups(self) -> list[tuple[AgentGroup, ...]]:
         """Returns the groups of agents of each env, or closes the joint vector env and raises if they differ."""
-        groups = self.joint.apply(_groups_of)
+        groups = self.joint.apply(lambda env: env.unwrapped.agent_groups)  # type: ignore[attr-defined]  # of a JointEnv
         for env, found in enumerate(groups):
             if _outlines(found) != _outlines(groups[0]):
                 self.joint.close()
@@ -409,10 +409,6 @@ def _make_joint(env_fn: Callable[[], Any], how: dict[str, Any], wrap: Callable[[
         with contextlib.suppress(Exception):  # it may be something else
             made.close()
         raise
-
-
-def _groups_of(env: gym.Env) -> tuple[AgentGroup, ...]:
-    return env.unwrapped.agent_groups  # type: ignore[attr-defined]  # of a JointEnv
 
 
 def _outlines(groups: Sequence[AgentGroup]) -> list[tuple[Any, ...]]:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import gymnasium as gym
 
-from vecenv.ids.imports import did_you_mean, import_module
+from vecenv.ids.specs import did_you_mean, import_module
 
 Wrapper: TypeAlias = Callable[[gym.Env], gym.Env]
 Wrappers: TypeAlias = Sequence[Wrapper | str]

@@ -1,4 +1,4 @@
-"""Finds the spec of an env id, in this process or in a worker.
+"""Finds the spec of an env id, in this process or in a worker, and imports the modules that users name.
 
 An id that names a module which this process has not imported is resolved by the workers, because an import can have
 side effects: dm_control, for example, loads EGL, which crashes a process that has loaded TensorFlow.
@@ -7,15 +7,16 @@ side effects: dm_control, for example, loads EGL, which crashes a process that h
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import importlib.util
 import re
 import sys
+from types import ModuleType
 from typing import Any
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
-
-from vecenv.ids.imports import check_installed, did_you_mean, import_module
 
 REGISTERED = "vecenv.make:make_registered"
 """Entry point of "vecenv/ID"."""
@@ -86,6 +87,33 @@ def load_outline(env_id: str) -> EnvSpec:
         if callable(values[form]):
             values[form] = env_id
     return EnvSpec(**{**values, "kwargs": {}, "additional_wrappers": ()})
+
+
+def import_module(name: str, what: str) -> ModuleType:
+    """Imports a module in this process and returns it. Messages name `what` it is for, such as "env id 'module:id'".
+
+    Raises:
+        gymnasium.error.Error: If the module is not installed. Exceptions of the module itself are not caught.
+    """
+    check_installed(name, what)
+    return importlib.import_module(name)
+
+
+def check_installed(name: str, what: str) -> None:
+    """Raises gymnasium.error.Error if a module's package is not installed. Imports nothing."""
+    package = name.partition(".")[0]
+    if package not in sys.modules and importlib.util.find_spec(package) is None:
+        raise gym.error.Error(
+            f"{what}: the module {name!r} cannot be imported (No module named {package!r}). Run the "
+            "command in its folder, install it, or give a name without a module."
+        )
+
+
+def did_you_mean(name: str, module: ModuleType) -> str:
+    """Returns " Did you mean ...?" with the nearest public names of classes and functions, or "" if none is close."""
+    names = {key.lower(): key for key, value in vars(module).items() if callable(value) and key[0] != "_"}
+    near = [repr(names[key]) for key in difflib.get_close_matches(name.lower(), names, cutoff=0.5)]
+    return f" Did you mean {' or '.join(near)}?" if near else ""
 
 
 def package_of(entry_point: Any) -> str:

@@ -2,7 +2,7 @@
 
 from vecenv.mujoco.classics import InvertedDoublePendulum, InvertedPendulum, Pusher, Reacher
 from vecenv.mujoco.env import MujocoVectorEnv
-from vecenv.mujoco.generators import Generators
+from vecenv.mujoco.episodes import Generators
 from vecenv.mujoco.humanoids import Humanoid, HumanoidStandup
 from vecenv.mujoco.locomotion import Ant, HalfCheetah, Hopper, Swimmer, Walker2d
 from vecenv.mujoco.physics import Model

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium.envs.mujoco import inverted_double_pendulum_v5, inverted_pendulum_v5, pusher_v5, reacher_v5
 
-from vecenv.mujoco.episodes import Infos
-from vecenv.mujoco.generators import Generators
+from vecenv.mujoco.episodes import Generators, Infos
 from vecenv.mujoco.gymnasium_task import GymnasiumTask, norm
 
 

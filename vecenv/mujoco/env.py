@@ -23,8 +23,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from vecenv.errors import StateError
-from vecenv.mujoco.episodes import Episodes, Infos, final_columns
-from vecenv.mujoco.generators import Generators
+from vecenv.mujoco.episodes import Episodes, Generators, Infos, final_columns
 from vecenv.mujoco.physics import Model, Physics
 from vecenv.mujoco.rendering import RENDER_MODES, BatchRenderer
 from vecenv.mujoco.saved_state import check_declares, declared_arrays, restore_states, states_of
@@ -149,6 +148,9 @@ class MujocoVectorEnv(VectorEnv):
         self._checks = TaskChecks(type(self).__name__, num_envs, self.physics, finite=self._is_custom)
         self._everyone = np.ones(num_envs, dtype=np.bool_)
         self._with_infos = True
+        # Looked up once, because every step needs them.
+        self._same_step = self.autoreset_mode == AutoresetMode.SAME_STEP
+        self._has_after_step = type(self).after_step is not MujocoVectorEnv.after_step
 
     # The spaces are determined when they are first used, because `observe` may need what a task's constructor sets.
     @functools.cached_property
@@ -285,7 +287,7 @@ class MujocoVectorEnv(VectorEnv):
         if begins is not None:
             rewards[begins] = 0.0
 
-        if type(self).after_step is not MujocoVectorEnv.after_step and (ids is None or len(ids)):
+        if self._has_after_step and (ids is None or len(ids)):
             changed = np.flatnonzero(stepped) if ids is None else ids
             self.after_step(changed, actions[changed], self.np_random[changed])
             self._checks.simulations("after_step()", stepped)
@@ -295,7 +297,7 @@ class MujocoVectorEnv(VectorEnv):
 
         ended = terminated | truncated
         episodes.end(ended, chosen)
-        if self.autoreset_mode == AutoresetMode.SAME_STEP and np.count_nonzero(ended):
+        if self._same_step and np.count_nonzero(ended):
             columns = columns_of_mask(outcome.infos, stepped & ~ended)
             columns += final_columns(outcome.infos, observations, self.single_observation_space, ended)
             self._begin(ended)
@@ -310,7 +312,7 @@ class MujocoVectorEnv(VectorEnv):
             controls = self._checks.controls(self.apply(actions), actions, self.frame_skip, stepped)
             parts = [controls] if controls.ndim == 2 else np.moveaxis(controls, 1, 0)
             for number, part in enumerate(parts, 1):
-                self.data.ctrl[rows] = part[rows]
+                self.data.ctrl[rows] = part if ids is None else part[rows]
                 refreshes = self.current and number == len(parts) and not self.with_contact_forces
                 self.physics.step(self.frame_skip // len(parts), ids, refreshes=refreshes)
             self._episodes.count_step(ids)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -11,10 +11,35 @@ from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode
 
 from vecenv import tree
-from vecenv.mujoco.generators import Generators
 from vecenv.rows.infos import Column, columns_of_mask
 
 Infos = dict[str, Any]
+
+_EXAMPLE = np.random.default_rng(0)  # determines the shape of no draws
+
+
+class Generators(tuple[Any, ...]):
+    """The generators of n envs, with the methods of `numpy.random.Generator`.
+
+    Each method is called once per generator, and the results are stacked: `uniform(-1, 1, 3)` returns float64[n, 3].
+    An integer index returns one generator; an array of indices or a mask `bool[n]` returns `Generators`.
+    """
+
+    def __getitem__(self, index: Any) -> Any:
+        if not isinstance(index, np.ndarray):
+            return super().__getitem__(index)
+        chosen = np.flatnonzero(index) if index.dtype == np.bool_ else index
+        return Generators(map(super().__getitem__, chosen.tolist()))
+
+    def __getattr__(self, name: str) -> Callable[..., np.ndarray]:
+        method = getattr(np.random.Generator, name)
+
+        def draw(*args: Any, **kwargs: Any) -> np.ndarray:
+            if not self:
+                return np.array([method(_EXAMPLE, *args, **kwargs)])[:0]
+            return np.array([method(rng, *args, **kwargs) for rng in self])
+
+        return draw
 
 
 class Episodes:
@@ -89,8 +114,9 @@ class Episodes:
     def add_rewards(self, terms: dict[str, np.ndarray], stepped: np.ndarray) -> None:
         """Adds reward terms, `float64[N]`, to the returns of the envs that were stepped, `bool[N]`."""
         for term, values in terms.items():
-            returns = self.returns.setdefault(term, np.zeros(len(self.steps)))
-            returns += np.where(stepped, values, 0.0)
+            if term not in self.returns:
+                self.returns[term] = np.zeros(len(self.steps))
+            np.add(self.returns[term], values, out=self.returns[term], where=stepped)
 
     def at_limit(self) -> np.ndarray:
         """Returns which episodes have reached the limit of steps: a new array `bool[N]`."""

@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from vecenv.mujoco.env import MujocoVectorEnv
-from vecenv.mujoco.episodes import Infos
-from vecenv.mujoco.generators import Generators
+from vecenv.mujoco.episodes import Generators, Infos
 
 
 class GymnasiumTask(MujocoVectorEnv):

@@ -9,8 +9,8 @@ After the last step of an episode
 - with `DISABLED`, the row must be reset. A step raises.
 
 If the process of an env dies, a new process takes over its rows, and the parent reports that their episodes were cut
-(see `vecenv.workers.cuts`). The first step of each row then begins an episode. With `NEXT_STEP` or `DISABLED`, a row
-whose episode was cut first skips the step in which the parent reports the cut.
+(see `vecenv.workers.restarts`). The first step of each row then begins an episode. With `NEXT_STEP` or `DISABLED`, a
+row whose episode was cut first skips the step in which the parent reports the cut.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -41,9 +40,9 @@ def make_rows(
 
 
 class _BatchSlot(Slot):
-    def __init__(self, views: dict[Path, np.ndarray], space: gym.Space):
-        super().__init__(views, space)
-        self.observations = tree.nest(space, lambda path: views[(layout.OBSERVATION, *path)])
+    def __init__(self, views: dict[Path, np.ndarray], observation_space: gym.Space, action_space: gym.Space):
+        super().__init__(views, observation_space, action_space)
+        self.observations = tree.nest(observation_space, lambda path: views[(layout.OBSERVATION, *path)])
 
 
 class BatchRows(Rows):
@@ -59,6 +58,7 @@ class BatchRows(Rows):
         super().__init__(first_env, options, np.array(next_step or [STEPS] * len(batched), np.int8))
         self._batched, self._taken_over = batched, bool(next_step)
         self._numbers = np.arange(self._count)
+        self._resets_next = options.autoreset_mode == AutoresetMode.NEXT_STEP
         # The vector env does not know that rows that were taken over must begin an episode.
         self._episodes.next_step[self._episodes.next_step == BEGINS] = RESETS
 
@@ -83,7 +83,7 @@ class BatchRows(Rows):
         return EnvDescription(spaces, dict(env.metadata), env.render_mode, steps_subsets=self._steps_subsets)
 
     def _slot_of(self, views: dict[Path, np.ndarray]) -> _BatchSlot:
-        return _BatchSlot(views, self._env.single_observation_space)
+        return _BatchSlot(views, self._env.single_observation_space, self._env.single_action_space)
 
     def reset(self, slot: int, command: ResetCommand) -> StepObjects:
         return self._guarded(None, "reset", self._reset, self._slots[slot], command)
@@ -105,10 +105,9 @@ class BatchRows(Rows):
             if seed is not None and not self._accepts_out:  # an env with `out` was written for this contract
                 error.add_note(f"{type(self._env).__name__} must accept a list of seeds, see vecenv.Batched. {ADVICE}")
             raise
-        objects = self._checked("info", infos, functools.partial(self._objects_of, rows=rows), None, "reset")
+        objects = self._checked("info", infos, self._objects_of, None, "reset", rows)
         self._write_observations(at, observations, rows)
-        at.views[layout.REWARD][rows] = 0.0
-        at.views[layout.TERMINATED][rows] = at.views[layout.TRUNCATED][rows] = False
+        at.columns.rewards[rows], at.terminated[rows], at.truncated[rows] = 0.0, False, False
         self._episodes.begin(self._numbers[rows].tolist())
         self._episodes.write_totals(at.columns, rows)
         if self._checks_finite:
@@ -117,10 +116,13 @@ class BatchRows(Rows):
 
     def step(self, slot: int, actions: Any = None, only: Sequence[int] | None = None) -> StepObjects:
         at = self._slots[slot]
-        if only is not None or self._some_wait_for_reset():
-            rows = list(range(self._count) if only is None else only)
-            return self._guarded(None, "step", self._step_some, at, actions, rows)
-        return self._guarded(None, "step", self._step_all, at, actions)
+        try:
+            if only is None and not self._some_wait_for_reset():
+                return self._step_all(at, actions)
+            return self._step_some(at, actions, list(range(self._count) if only is None else only))
+        except BaseException as error:
+            self._blame(error, None, "step")
+            raise
 
     def _some_wait_for_reset(self) -> bool:
         """Returns whether rows that were taken over have not begun an episode."""
@@ -170,20 +172,20 @@ class BatchRows(Rows):
 
     def _write_step(self, at: _BatchSlot, result: tuple, rows: list[int] | slice) -> StepObjects:
         """Writes the result of a step into these rows; returns the infos that do not fit the memory."""
-        views, episodes = at.views, self._episodes
+        episodes = self._episodes
         observations, rewards, terminated, truncated, infos = result
-        objects = self._checked("info", infos, functools.partial(self._objects_of, rows=rows), None, "step")
+        objects = self._checked("info", infos, self._objects_of, None, "step", rows)
         self._write_observations(at, observations, rows)
-        views[layout.REWARD][rows] = self._column("reward", rewards, rows, checks.number, "biuf")
-        terminated = views[layout.TERMINATED][rows] = self._column("terminated", terminated, rows, checks.flag, "b")
-        truncated = views[layout.TRUNCATED][rows] = self._column("truncated", truncated, rows, checks.flag, "b")
+        at.columns.rewards[rows] = self._column("reward", rewards, rows, checks.number, "biuf")
+        terminated = at.terminated[rows] = self._column("terminated", terminated, rows, checks.flag, "b")
+        truncated = at.truncated[rows] = self._column("truncated", truncated, rows, checks.flag, "b")
         numbers, over = self._numbers[rows], terminated | truncated
         began = ended = numbers[:0]
-        if episodes.autoreset_mode == AutoresetMode.SAME_STEP:
+        if self._same_step:
             ended = numbers[over]
             self._write_finals(at, infos, ended)
-        elif episodes.autoreset_mode == AutoresetMode.NEXT_STEP:
-            began = numbers[episodes.next_step[rows] == BEGINS]
+        elif self._resets_next:
+            began = numbers[episodes.next_step[rows].nonzero()]  # each of these rows STEPS or BEGINS
             episodes.next_step[rows] = over  # BEGINS where an episode is over
         if at.last_infos or at.summed_infos:
             self._write_episode_infos(at, infos, np.setdiff1d(numbers, began), numbers[over])
@@ -242,7 +244,7 @@ class BatchRows(Rows):
         self, at: _BatchSlot, infos: dict[str, Any], stepped: np.ndarray, over: np.ndarray
     ) -> None:
         """Adds up the selected infos of the rows that were stepped, and writes the values that need no sum."""
-        final = infos.get("final_info") if self._episodes.autoreset_mode == AutoresetMode.SAME_STEP else infos
+        final = infos.get("final_info") if self._same_step else infos
         running = np.setdiff1d(stepped, over)
         for key in self._episodes.infos:
             for source, rows in ((infos, running), (final, over)):
@@ -282,9 +284,8 @@ class BatchRows(Rows):
         return StepObjects(columns, {}) if columns else NO_OBJECTS
 
     def _actions(self, at: _BatchSlot, actions: Any, rows: Any) -> Any:
-        # A copy, because the vector env may keep its actions beyond this step.
         if actions is None:
-            actions = self._nested(lambda path: np.array(at.views[(layout.ACTION, *path)][rows]))
+            actions = at.copy_actions(rows)
         return actions if self._clip is None else self._clip(actions)
 
     def _nested(self, leaf: Callable[[Path], Any]) -> Any:
@@ -344,9 +345,7 @@ class BatchRows(Rows):
         self._guarded(
             None, "set_state", lambda: self._env.set_state([unpack(state["env"][0]["state"]) for state in states])
         )
-        for i, state in enumerate(states):
-            self._episodes.next_step[i] = BEGINS if state["begins"] else STEPS
-            self._episodes.restore_totals(i, state["totals"], state.get("infos", {}))
+        self._restore_rows(states)
 
     def close(self) -> None:
         for env in self.envs:

@@ -11,9 +11,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector import AutoresetMode
 
-from vecenv import tree
 from vecenv.memory import layout
 from vecenv.rows import checks, episode_infos
 from vecenv.rows.action_spaces import clipper, each, unbounded
@@ -202,9 +200,7 @@ class EnvRows(Rows):
         for check in (check_classes, restore):  # no env changes if one is of another class
             for i, (env, state) in enumerate(zip(self.envs, states, strict=True)):
                 self._guarded(i, "set_state", check, env, state["env"])
-        for i, state in enumerate(states):
-            self._episodes.next_step[i] = BEGINS if state["begins"] else STEPS
-            self._episodes.restore_totals(i, state["totals"], state.get("infos", {}))
+        self._restore_rows(states)
         self._objects_of([])
 
     def close(self) -> None:
@@ -229,7 +225,7 @@ class EnvRows(Rows):
         """Returns the observation and info of the last step of an episode. With SAME_STEP, resets the env."""
         for key, column in at.last_infos:
             column[i] = self._info_number(key, episode_infos.find(info, key), i)
-        if self._episodes.autoreset_mode != AutoresetMode.SAME_STEP:
+        if not self._same_step:
             self._episodes.next_step[i] = BEGINS
             return observation, info
         at.write_final(i, observation)
@@ -257,7 +253,6 @@ class EnvRows(Rows):
     def _actions(self, at: _EnvSlot, actions: Any, index: Any) -> Iterable[Any]:
         if isinstance(index, list) and all(self._episodes.next_step[i] for i in index):
             return [None] * len(index)  # no env is stepped, and after a restart there may be no actions
-        # A copy, because an env may keep its action beyond this step, for example for a smoothness cost.
         given = actions is not None
         if not given:
             actions = at.copy_actions(index)
@@ -284,20 +279,12 @@ class EnvRows(Rows):
 class _EnvSlot(Slot):
     def __init__(self, rows: EnvRows, views: dict[Path, np.ndarray]):
         space, first_env = rows._observation_space, rows.first_env
-        super().__init__(views, space)
+        super().__init__(views, space, rows._action_space)
         self.rewards: Any = views[layout.REWARD].data  # a memoryview sets single numbers faster than an array
-        self.terminated, self.truncated = views[layout.TERMINATED], views[layout.TRUNCATED]
-        self._action_space = rows._action_space
-        self._only_action = views.get((layout.ACTION,))
         self.write = observation_writer(space, views, rows._objects, layout.OBSERVATION, first_env)
         self.write_final: Any = None
-        if rows._options.autoreset_mode == AutoresetMode.SAME_STEP:
+        if rows._same_step:
             self.write_final = observation_writer(space, views, rows._objects, layout.FINAL_OBSERVATION, first_env)
-
-    def copy_actions(self, index: Any) -> Any:
-        if self._only_action is not None:
-            return self._only_action.copy() if isinstance(index, slice) else self._only_action[index]
-        return tree.nest(self._action_space, lambda path: self.views[(layout.ACTION, *path)][index].copy())
 
 
 def _innermost(env: Any) -> Any:

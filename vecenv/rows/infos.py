@@ -145,7 +145,8 @@ def columns_of_batch(
         if is_dict:
             columns.append(Column(key, envs, tuple(columns_of_batch(values, num_envs, first_env, rows))))
         else:
-            columns.append(Column(key, envs, copied(own)))
+            is_copy = own is not values and not own.dtype.hasobject  # some elements of an array
+            columns.append(Column(key, envs, own if is_copy else copied(own)))
     return columns
 
 

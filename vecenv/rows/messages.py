@@ -76,7 +76,7 @@ class StepObjects(NamedTuple):
     Attributes:
         infos: The infos, in columns.
         leaves: The values of object leaves.
-        cut: The envs whose episodes ended because their process died (see `vecenv.workers.cuts`).
+        cut: The envs whose episodes ended because their process died (see `vecenv.workers.restarts`).
     """
 
     infos: Sequence[Column]

@@ -8,6 +8,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.vector import AutoresetMode
 
 from vecenv import tree
 from vecenv.errors import EnvError
@@ -15,17 +16,19 @@ from vecenv.memory import layout
 from vecenv.resources import tightest_limit
 from vecenv.rows import episode_infos
 from vecenv.rows.action_spaces import unbounded
-from vecenv.rows.autoreset import Columns, Episodes
+from vecenv.rows.autoreset import BEGINS, STEPS, Columns, Episodes
 from vecenv.rows.messages import EnvDescription, EnvSpaces, ResetCommand, RowsOptions, StepObjects
 from vecenv.rows.observations import Exact, as_float32
 from vecenv.tree import Path
 
 
 class Slot:
-    """The rows of one slot, with everything that a step needs precomputed."""
+    """The rows of one slot, with everything that a step needs looked up once."""
 
-    def __init__(self, views: dict[Path, np.ndarray], observation_space: gym.Space):
+    def __init__(self, views: dict[Path, np.ndarray], observation_space: gym.Space, action_space: gym.Space):
         self.views = views
+        self.terminated, self.truncated = views[layout.TERMINATED], views[layout.TRUNCATED]
+        self._action_space, self._only_action = action_space, views.get((layout.ACTION,))
         self.columns = Columns(views[layout.REWARD], views[layout.EPISODE_RETURN], views[layout.EPISODE_LENGTH])
         infos = {str(path[1]): column for path, column in views.items() if path[0] == layout.EPISODE_INFO}
         parsed = [(*episode_infos.parse(name), column) for name, column in infos.items()]
@@ -40,6 +43,12 @@ class Slot:
             ]
             for field in (layout.OBSERVATION, layout.FINAL_OBSERVATION)
         }
+
+    def copy_actions(self, index: Any) -> Any:
+        """Returns a batch of copies of the actions in these rows: an env may keep its action beyond this step."""
+        if self._only_action is not None:
+            return self._only_action.copy() if isinstance(index, slice) else self._only_action[index]
+        return tree.nest(self._action_space, lambda path: np.array(self.views[(layout.ACTION, *path)][index]))
 
 
 class Rows(ABC):
@@ -64,6 +73,7 @@ class Rows(ABC):
         self.failure: tuple[int | None, str] | None = None
         self._options = options
         self._keep_infos = options.infos
+        self._same_step = options.autoreset_mode == AutoresetMode.SAME_STEP
         self._checks_finite = options.finite_observations or options.float32_observations
         self._count = len(next_step)
         self._episodes = Episodes(options.autoreset_mode, next_step, options.info_keys)
@@ -129,16 +139,22 @@ class Rows(ABC):
         begins, totals = bool(self._episodes.next_step[row]), self._episodes.totals(row)
         return {"begins": begins, "totals": totals, "infos": self._episodes.info_totals(row), "env": env}
 
+    def _restore_rows(self, states: Sequence[dict[str, Any]]) -> None:
+        """Restores what `_state_of_row` returned, except the states of the envs."""
+        for row, state in enumerate(states):
+            self._episodes.next_step[row] = BEGINS if state["begins"] else STEPS
+            self._episodes.restore_totals(row, state["totals"], state.get("infos", {}))
+
     def _info_number(self, key: str, value: Any, row: int, when: str | None = None) -> float:
         """Returns the value of an info as a float, or raises an error that names the env and the step."""
         return self._checked(f"info {key!r}", value, episode_infos.number, row, when)
 
     def _checked(
-        self, name: str, value: Any, check: Callable[[Any], Any], row: int | None, when: str | None = None
+        self, name: str, value: Any, check: Callable[..., Any], row: int | None, when: str | None = None, *more: Any
     ) -> Any:
-        """Returns `check(value)`, or raises its error with the env (None: all envs) and the step added."""
+        """Returns `check(value, *more)`, or raises its error with the env (None: all envs) and the step added."""
         try:
-            return check(value)
+            return check(value, *more)
         except TypeError as error:
             self._faulty = row
             if when is None and row is not None:

@@ -1,4 +1,4 @@
-"""ResultAssembler: turns slots of memory and `StepObjects` into the return values of Gymnasium's methods."""
+"""ResultAssembler: turns slots of memory and `StepObjects` into what the methods of a vector env return."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from vecenv import tree
 from vecenv.memory import layout
 from vecenv.rows.infos import batched_infos
 from vecenv.rows.messages import ObjectLeaves, StepObjects
+from vecenv.state.envs import REBUILD
+from vecenv.state.plain import pack, unpack
 from vecenv.tree import Path
 
 StepResult = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
@@ -42,11 +44,12 @@ class PartialBatch(NamedTuple):
 
 
 class ResultAssembler:
-    """Assembles the results of `reset`, `step` and `recv`.
+    """Assembles the results of `reset`, `step`, `recv` and `get_state`.
 
     Attributes:
         object_leaves: The newest value of each env, for each leaf of observations that has no memory, because its shape
             is not fixed.
+        row_types: Descriptions of the rows, which must be equal in two vector envs that exchange states.
     """
 
     def __init__(
@@ -63,12 +66,20 @@ class ResultAssembler:
         self._everyone = np.arange(self._num_envs)
         self._same_step = autoreset_mode == AutoresetMode.SAME_STEP
         self._copy = copy
+        # Parts of a row's state, by name. No step reads the other fields of an earlier step.
+        unsaved = (layout.ACTION, layout.FINAL_OBSERVATION, layout.EPISODE_INFO)
+        saved = {path: array for path, array in arrays.items() if path[0] not in unsaved}
+        self._saved = {tree.name_of(str(path[0]), path[1:]): array for path, array in saved.items()}
         self._discrete: set[Path] = set()
         for path, leaf in tree.leaves(space):
             if isinstance(leaf, spaces.Discrete):
                 self._discrete.add(path)
             if not tree.is_fixed(leaf):
                 self.object_leaves[(layout.OBSERVATION, *path)] = [None] * self._num_envs
+        self._saved_leaves = {tree.name_of(layout.OBSERVATION, path[1:]): v for path, v in self.object_leaves.items()}
+        types = [f"{name} {array.dtype}{list(array.shape[2:])}" for name, array in self._saved.items()]
+        leaf_types = [f"{name} object" for name in self._saved_leaves]
+        self.row_types = [f"autoreset_mode {autoreset_mode.value}", *types, *leaf_types]
 
     def observations(self, slot: int) -> Any:
         """Returns the observations of a slot: `[N, ...]`, views of the memory, nested like the space."""
@@ -114,6 +125,18 @@ class ResultAssembler:
         observations = tree.nest(self._space, leaf)
         return PartialBatch(observations, self._rewards[slot, ids], terminated, truncated, infos, ids)
 
+    def row(self, i: int, slot: int) -> dict[str, Any]:
+        """Returns a copy of row `i` of `slot` and its object leaves, for `get_state`."""
+        leaves = {name: pack(values[i], name) for name, values in self._saved_leaves.items()}
+        return leaves | {name: np.array(array[slot, i]) for name, array in self._saved.items()}
+
+    def restore_row(self, i: int, slot: int, row: dict[str, Any]) -> None:
+        """Writes what `row` returned to row `i` of `slot`."""
+        for name, array in self._saved.items():
+            array[slot, i] = row[name]
+        for name, values in self._saved_leaves.items():
+            values[i] = unpack(row[name])
+
     def _update_object_leaves(self, leaves: ObjectLeaves) -> None:
         """Stores the new values of leaves of observations without memory. Envs without a new value keep the old one."""
         for path, values in leaves.items():
@@ -157,3 +180,18 @@ class ResultAssembler:
             return self.object_leaves[(layout.OBSERVATION, *path)][i]
 
         return tree.nest(self._space, leaf)
+
+
+def check_states(states: Any, num_envs: int, types: list[str]) -> None:
+    """Raises ValueError, naming the difference, if these are not states of `num_envs` envs with rows of these types."""
+    if not isinstance(states, (list, tuple)) or len(states) != num_envs:
+        found = f"{len(states)} states" if isinstance(states, (list, tuple)) else f"a {type(states).__name__}"
+        raise ValueError(f"set_state() needs a list of {num_envs} states, one per env, but got {found}")
+    for i, state in enumerate(states):
+        if not isinstance(state, dict) or not state.keys() >= {"types", "row", "totals", "env"}:
+            raise ValueError(f"the state of env {i} was not returned by get_state(). Pass the list unchanged.")
+        if set(state["types"]) != set(types):
+            saved, here = set(state["types"]) - set(types), set(types) - set(state["types"])
+            raise ValueError(f"the state of env {i} has {sorted(saved)}; the vector env has {sorted(here)}. {REBUILD}")
+        if (state["row"] is None) != (states[0]["row"] is None):
+            raise ValueError(f"only one of envs 0 and {i} had been reset: pass the states of one get_state()")

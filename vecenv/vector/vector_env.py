@@ -26,8 +26,7 @@ from vecenv.rows.batched import Batched
 from vecenv.rows.messages import NO_OBJECTS, EnvDescription, EnvSpaces, ResetCommand, RowsOptions, StepObjects, combined
 from vecenv.tree import Path
 from vecenv.vector.actions import ActionWriter
-from vecenv.vector.results import PartialBatch, ResultAssembler, StepResult
-from vecenv.vector.saved_rows import check_states, row_of, row_types, write_row
+from vecenv.vector.results import PartialBatch, ResultAssembler, StepResult, check_states
 from vecenv.workers.pool import CommandFailed, NotSent, Pool, RowsLate
 from vecenv.workers.protocol import (
     APPLY,
@@ -409,13 +408,12 @@ class PooledVectorEnv(VectorEnv):
                 remains usable.
         """
         self._assert_idle("get_state")
-        types = row_types(self.autoreset_mode.value, self.arrays, self._results.object_leaves)
         replies = self._run(GET_STATE, None)
         states = [state for reply in replies for state in reply]
         rows: list[dict[str, Any] | None] = [None] * self.num_envs
         if self._has_batch:
-            leaves = self._results.object_leaves
-            rows = [row_of(self.arrays, leaves, i, self._slot) for i in range(self.num_envs)]
+            rows = [self._results.row(i, self._slot) for i in range(self.num_envs)]
+        types = [*self._results.row_types]
         return [{"types": types, "row": row, **state} for row, state in zip(rows, states, strict=True)]
 
     def set_state(self, states: Sequence[dict[str, Any]], *, slot: int | None = None) -> None:
@@ -430,14 +428,13 @@ class PooledVectorEnv(VectorEnv):
         """
         self._assert_idle("set_state")
         slot = self._next_slot() if slot is None else slot
-        leaves = self._results.object_leaves
-        check_states(states, self.num_envs, row_types(self.autoreset_mode.value, self.arrays, leaves))
+        check_states(states, self.num_envs, self._results.row_types)
         has_batch = states[0]["row"] is not None
         self._begin(SET_STATE, slot, [states[run.rows] for run in self._pool.ranges], State.CALL)
         self._finish(SET_STATE, None)  # the newest batch stays if an env rejects its state
         for i, state in enumerate(states if has_batch else ()):
             # Owner: the caller, all rows of `slot`, because the envs have been restored.
-            write_row(self.arrays, leaves, i, slot, state["row"])
+            self._results.restore_row(i, slot, state["row"])
         for key in self.info_keys:  # states omit these infos, so that the keys may differ
             self.arrays[(layout.EPISODE_INFO, key)][slot] = np.nan
         self._slot, self._has_batch = slot, has_batch

@@ -12,8 +12,7 @@ from typing import Any
 from gymnasium import logger
 
 from vecenv.errors import NotRestorable, SharedMemoryFull, VecEnvError, WorkerDied, env_error
-from vecenv.workers.handles import WorkerHandle
-from vecenv.workers.messenger import BadMessage
+from vecenv.workers.messenger import BadMessage, WorkerHandle
 from vecenv.workers.protocol import ErrorReply, decode
 
 

@@ -5,13 +5,12 @@ A `ProcessPool` has at most one, from the first frame to the last reply.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from vecenv.rows.messages import StepObjects, combined
 from vecenv.workers.faults import worker_failed
-from vecenv.workers.handles import WorkerHandle
-from vecenv.workers.messenger import BadMessage
+from vecenv.workers.messenger import BadMessage, WorkerHandle
 from vecenv.workers.protocol import (
     ERROR,
     READY,
@@ -33,18 +32,18 @@ class PendingCommand:
 
     Attributes:
         command: What was sent, and with which slot and frames, one per worker.
-        resets: The envs that it resets, or restores in the middle of an episode. Known only if workers are restarted.
+        payloads: Its payloads, one per worker. Known only if workers are restarted; empty if it has none.
         replies: The payload of each worker's reply.
         count: The number of workers that have replied.
-        errors: The errors of workers, by index; None before the first. Only a command between steps has any.
+        errors: The errors of workers, by index. Only a command between steps has any.
     """
 
-    resets: Collection[int] = ()
-    errors: dict[int, Exception] | None = None
+    payloads: Sequence[Any] = ()
 
     def __init__(self, command: CommandType[Any, Any], slot: int, frames: Sequence[bytes]):
         self.command, self.slot, self.frames = command, slot, frames
         self.replies: list[Any] = [_MISSING] * len(frames)
+        self.errors: dict[int, Exception] = {}
         self.count = 0
 
     def accept(self, worker: WorkerHandle, kind: int, slot: int, payload: Any) -> None:
@@ -55,8 +54,6 @@ class PendingCommand:
         if kind == ERROR:
             if not self.command.between_steps:
                 raise worker_failed(worker, payload)
-            if self.errors is None:
-                self.errors = {}
             self.errors[index] = worker_failed(worker, payload, broken=False)
         self.replies[index] = payload
         self.count += 1
@@ -74,8 +71,7 @@ class PendingCommand:
         if self.replies[worker.index] is not _MISSING:
             self.replies[worker.index] = _MISSING
             self.count -= 1
-            if self.errors is not None:
-                self.errors.pop(worker.index, None)
+            self.errors.pop(worker.index, None)
         return self.frames[worker.index]
 
 
@@ -120,9 +116,9 @@ class PendingRows:
         self._done.append((envs, reply.objects))
         self.count += len(envs)
         if self._restarts is not None:
-            self._restarts.forget_deaths(worker.index)
+            self._restarts.deaths[worker.index] = 0
             # Order: a cut is reported before the worker of these rows can die again.
-            if (cut := self._restarts.cuts.report(self.slot, envs)) is not None:
+            if (cut := self._restarts.report(self.slot, envs)) is not None:
                 self._done.append(([], cut))
 
     def take(self) -> tuple[list[int], StepObjects]:

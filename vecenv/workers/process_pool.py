@@ -20,11 +20,9 @@ from vecenv.resources import available_cores, cpu_quota
 from vecenv.rows.batched import Batched
 from vecenv.rows.messages import EnvDescription, RowsOptions, StepObjects
 from vecenv.workers import faults, processes
-from vecenv.workers.cuts import CutEpisodes
 from vecenv.workers.faults import decoded
-from vecenv.workers.handles import WorkerHandle
 from vecenv.workers.launch import interrupts_deferred
-from vecenv.workers.messenger import BadMessage, DeadlinePassed, Messenger, WorkerGone
+from vecenv.workers.messenger import BadMessage, DeadlinePassed, Messenger, WorkerGone, WorkerHandle
 from vecenv.workers.pending import PendingCommand, PendingRows
 from vecenv.workers.pipes import Deadline
 from vecenv.workers.pool import CommandFailed, EnvRange, NotSent, Pool, RowsLate
@@ -128,9 +126,7 @@ class ProcessPool(Pool):
             except WorkerGone as gone:
                 raise faults.worker_died(worker, ATTACH.doing, restarts=self._restart) from gone.__cause__
         if self._restart:
-            options = self._options
-            cuts = CutEpisodes(block.views(layout), options.autoreset_mode, with_infos=options.infos)
-            self._restarts = Restarts(cuts, self.ranges)
+            self._restarts = Restarts(self.ranges, block.views(layout), self._options)
         return block
 
     def begin(self, command: RowsCommandType[P, R], slot: int = 0, payloads: Sequence[P] | None = None) -> None:
@@ -142,8 +138,8 @@ class ProcessPool(Pool):
         except Exception as error:
             raise NotSent(error) from None
         self._command = pending = PendingCommand(command, slot, frames)
-        if self._restarts is not None:
-            pending.resets = self._restarts.resets(command, payloads)
+        if self._restarts is not None and payloads is not None:
+            pending.payloads = payloads
         for gone in self._messenger.send(zip(self.workers, frames, strict=True)):
             self._replace(gone, pending)
 
@@ -173,7 +169,7 @@ class ProcessPool(Pool):
             raise NotSent(error) from None
         envs = [env for env, _ in orders]
         if self._restarts is not None:
-            self._restarts.cuts.back_up(envs)
+            self._restarts.back_up(envs)
         self._rows = pending = self._rows or PendingRows(slot, self._restarts)
         assert pending.slot == slot
         pending.add(envs)
@@ -241,7 +237,7 @@ class ProcessPool(Pool):
             dead.kill()
             dead.release()
         self._messenger.listen()
-        next_step = restarts.cuts.cut(range(worker.low, worker.high), pending.in_flight(worker))
+        next_step = restarts.cut(range(worker.low, worker.high), pending.in_flight(worker))
         self._ask(worker, self._starter.start_frame(index, next_step, again=True))
         self._attach(worker)
         frame = pending.send_again(worker)

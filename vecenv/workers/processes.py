@@ -17,12 +17,11 @@ from gymnasium.envs.registration import EnvSpec
 from vecenv.errors import SharedMemoryFull, VecEnvError, WorkerDied
 from vecenv.rows.batched import Batched
 from vecenv.rows.messages import RowsOptions
-from vecenv.workers import handles, launch
+from vecenv.workers import launch
 from vecenv.workers import worker as worker_module
-from vecenv.workers.handles import WorkerHandle, sentinel_of
 from vecenv.workers.launch import check_not_daemonic, start_method
 from vecenv.workers.logs import log_settings
-from vecenv.workers.messenger import BadMessage, DeadlinePassed, Messenger, WorkerGone
+from vecenv.workers.messenger import END_S, BadMessage, DeadlinePassed, Messenger, WorkerGone, WorkerHandle, sentinel_of
 from vecenv.workers.pickling import dumps, picklable
 from vecenv.workers.pipes import BadFrame, Channel, Deadline
 from vecenv.workers.pool import EnvRange
@@ -81,7 +80,7 @@ class WorkerStarter:
         specs, logs = ([], None) if forks else (foreign_specs(), log_settings())
         for run in ranges:
             how = replace(options, own_copies=run.high - run.low > 1)  # the envs of a worker share this pickle
-            build = Build(logs, worker_init, partial(worker_module.build_rows, specs, env_fns[run.rows], run.low, how))
+            build = Build(logs, specs, worker_init, env_fns[run.rows], run.low, how)
             if forks:
                 self._inherited[run.index] = build
             else:
@@ -147,7 +146,7 @@ def shut_down(workers: list[WorkerHandle], grace_s: float) -> None:
     alive = _running_after(workers, grace)
     for worker in alive:
         worker.kill()
-    _running_after(alive, Deadline(handles.END_S))
+    _running_after(alive, Deadline(END_S))
     while workers:
         worker = workers.pop()
         with contextlib.suppress(OSError, EOFError, BadFrame, SharedMemoryFull):  # the end of the pipe, half a message

@@ -41,10 +41,12 @@ from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import cloudpickle
+from gymnasium.envs.registration import EnvSpec
 
 from vecenv.errors import MessageTooLarge, OtherForm
 from vecenv.memory.layout import Layout
-from vecenv.rows.messages import EnvDescription, ResetCommand, StepObjects
+from vecenv.rows.batched import Batched
+from vecenv.rows.messages import EnvDescription, ResetCommand, RowsOptions, StepObjects
 from vecenv.rows.rows import Rows
 from vecenv.workers.logs import LogSettings
 from vecenv.workers.pickling import dumps
@@ -89,13 +91,17 @@ class Build(NamedTuple):
 
     Attributes:
         logs: The parent's configuration of `logging`; None if the worker has inherited it.
+        specs: Env specs that the parent has registered, and that envs may need.
         worker_init: A function to call first, or None.
-        rows: A function of `next_step`, see `StartCommand`, that returns the worker's rows.
+        env_fns, first_env, options: The arguments of `vecenv.rows.batch_rows.make_rows`.
     """
 
     logs: LogSettings | None
+    specs: Sequence[EnvSpec]
     worker_init: Callable[[], object] | None
-    rows: Callable[[list[int] | None], Rows]
+    env_fns: Sequence[Callable] | Batched
+    first_env: int
+    options: RowsOptions
 
 
 @dataclass(frozen=True)

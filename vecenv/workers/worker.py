@@ -26,15 +26,13 @@ from typing import Any
 import cloudpickle
 import gymnasium as gym
 import numpy as np
-from gymnasium.envs.registration import EnvSpec
 
 from vecenv.errors import NotRestorable, OtherForm, SharedMemoryFull
 from vecenv.memory.block import Block
 from vecenv.resources import tightest_limit
 from vecenv.rows.batch_rows import make_rows
-from vecenv.rows.batched import Batched
 from vecenv.rows.copies import copiers
-from vecenv.rows.messages import NO_OBJECTS, RowsOptions
+from vecenv.rows.messages import NO_OBJECTS
 from vecenv.rows.rows import Rows
 from vecenv.workers.launch import JOB_SIGNALS, ORPHAN_GRACE_S
 from vecenv.workers.logs import add_handlers, configure_logging
@@ -150,22 +148,6 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def build_rows(
-    specs: Sequence[EnvSpec],
-    env_fns: Sequence[Callable] | Batched,
-    first_env: int,
-    options: RowsOptions,
-    next_step: list[int] | None,
-) -> Rows:
-    """Registers env specs that the parent has registered, and returns `make_rows` of the other arguments."""
-    if specs:
-        # A package that an env imports registers ids again that the parent has already registered.
-        warnings.filterwarnings("ignore", r".*Overriding environment \S+ already in registry")
-    for spec in specs:
-        gym.registry.setdefault(spec.id, spec)
-    return make_rows(env_fns, first_env, options, next_step)
-
-
 class Phase(Enum):
     """The phase of a worker's envs."""
 
@@ -239,7 +221,12 @@ class CommandServer:
             except BaseException as error:
                 self._report(error, 0, "worker_init")
                 return _REPLIED
-        self.rows = build.rows(command.next_step)
+        if build.specs:
+            # A package that an env imports registers ids again that the parent has already registered.
+            warnings.filterwarnings("ignore", r".*Overriding environment \S+ already in registry")
+        for spec in build.specs:
+            gym.registry.setdefault(spec.id, spec)
+        self.rows = make_rows(build.env_fns, build.first_env, build.options, command.next_step)
         self._phase = Phase.OPEN  # CLOSE closes the envs that were built, even if another one cannot be built
         description = self.rows.build()
         if build.logs is not None:
