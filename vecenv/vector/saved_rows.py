@@ -54,7 +54,7 @@ def check_states(states: Any, num_envs: int, types: list[str]) -> None:
 
 
 def _fields(paths: Iterable[tree.Path]) -> dict[str, tree.Path]:
-    """Returns the fields of a row that are saved, by name. No step reads the other fields of an earlier step."""
+    """Returns the fields of a row that are saved, by name. The next step does not read the remaining fields."""
     unsaved = (layout.ACTION, layout.FINAL_OBSERVATION, layout.EPISODE_INFO)
     saved = [path for path in paths if path[0] not in unsaved]
     return {tree.name_of(str(path[0]), path[1:]): path for path in saved}

@@ -33,10 +33,11 @@ class PendingCommand:
 
     Attributes:
         command: What was sent, and with which slot and frames, one per worker.
-        resets: The envs that it resets, or restores in the middle of an episode. Known only if workers are restarted.
+        resets: See `Restarts.resets`. Empty if workers are not restarted.
         replies: The payload of each worker's reply.
         count: The number of workers that have replied.
-        errors: The errors of workers, by index; None before the first. Only a command between steps has any.
+        errors: The errors of workers, by index; None before the first error. Only a command with `between_steps`
+            collects them; an error in any other command is raised at once.
     """
 
     resets: Collection[int] = ()
@@ -66,7 +67,7 @@ class PendingCommand:
         return [worker for worker in workers if self.replies[worker.index] is _MISSING]
 
     def in_flight(self, worker: WorkerHandle) -> list[int]:
-        """Returns the envs of a worker whose rows it steps in place: none."""
+        """Returns the envs of a worker whose rows it steps in place: none, because a step writes the next slot."""
         return []
 
     def send_again(self, worker: WorkerHandle) -> bytes:
@@ -80,7 +81,7 @@ class PendingCommand:
 
 
 class PendingRows:
-    """Steps of some envs, whose rows are done one after the other. More can be added while others are in flight.
+    """Steps of some envs, whose rows are done one after the other. Envs can be added while other envs are in flight.
 
     Attributes:
         slot: The slot whose rows are stepped in place.

@@ -36,7 +36,7 @@ class Restarts:
         self._deaths[index] = 0
 
     def resets(self, command: CommandType[Any, Any], payloads: Sequence[Any] | None) -> Collection[int]:
-        """Returns the envs that a command resets, or restores in the middle of an episode."""
+        """Returns the envs whose episodes a command replaces: RESET begins them, and SET_STATE restores them."""
         if payloads is None or command not in (RESET, SET_STATE):
             return ()
         envs: set[int] = set()
@@ -49,7 +49,7 @@ class Restarts:
         return envs
 
     def finish(self, pending: PendingCommand) -> None:
-        """Reports the cut episodes in the replies to a step; notes what another command changes about the cuts.
+        """Adds the cut episodes to the replies to a step; after any other command, updates which cuts are unreported.
 
         Called when all workers have replied. Raises CommandFailed if states cannot be saved because of an unreported
         cut.
