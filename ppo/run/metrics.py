@@ -20,7 +20,7 @@ import tensorflow as tf
 from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.plugins.hparams import summary_v2 as hparams  # its documented home, `api`, also imports Keras
+from tensorboard.plugins.hparams import summary_v2 as hparams  # documented as `hparams.api`, which also imports Keras
 
 from ppo.config import Config
 from ppo.errors import RunError

@@ -36,9 +36,9 @@ class Newest:
 
     Attributes:
         env_steps: Env-steps of the run that it holds.
-        complete: Whether a second checkpoint at these env-steps would hold no more: this one holds the states of the
-            envs, they can never be saved, or everything was tried because no training was to follow.
-        states: The states of the envs, after they were read from it and before the envs continue from them.
+        complete: Whether a second checkpoint at these env-steps would hold no more. This is so if the checkpoint holds
+            the states of the envs, if they can never be saved, or if it was the last attempt to save them.
+        states: The states of the envs that a resumed run has read from it; None once the envs continue from them.
         why_fresh: Why it holds no states of the envs, for a run that resumes from it; None if it holds them.
     """
 
@@ -54,8 +54,8 @@ class States:
 
     Attributes:
         content: The content of the file; None if there are no states.
-        why_fresh: Why there are no states.
-        never: Whether there can never be any.
+        why_fresh: Why there are no states; None if there are.
+        never: Whether they can never be saved.
         fault: The error after which the envs cannot be stepped any more, if there was one.
     """
 
@@ -85,13 +85,13 @@ class EnvStates:
 
     @property
     def may_be_slow(self) -> bool:
-        """Whether it is not known that saving the states takes less time than a batch system grants."""
+        """Whether saving the states may take longer than `MAX_STATES_S`: it did the last time, or was never timed."""
         return not 0.0 < self._took_s <= MAX_STATES_S
 
     def omitted(self, *, periodic: bool) -> States | None:
         """Returns the result of `save` if it is known, or if a periodic checkpoint should not spend time on it."""
-        waits = time.perf_counter() - self._ended_s < self._took_s / STATES_SHARE
-        if periodic and self._took_s > MAX_STATES_S and waits:
+        too_soon = time.perf_counter() - self._ended_s < self._took_s / STATES_SHARE
+        if periodic and self._took_s > MAX_STATES_S and too_soon:
             return States(why_fresh=f"saving them took {self._took_s:.1f} s, so this checkpoint omits them")
         return self._never
 
@@ -179,7 +179,10 @@ class Saver:
         self.newest: Newest | None = None
 
     def resume(self, config: Config) -> None:
-        """Restores the newest valid checkpoint, and writes the settings for the rest of the run."""
+        """Restores the progress and the modules from the newest valid checkpoint; writes the new settings of the run.
+
+        `restore_envs` then restores the states of the envs.
+        """
         values = self._checkpoints.restore(warn=self._callback.on_warning)
         try:
             self._progress.load(values)
@@ -190,13 +193,15 @@ class Saver:
                 f"checkpoint {path} lacks {error}, so it comes from another version of ppo: use the version in "
                 "versions.json, or train from scratch"
             ) from error
-        self.newest = Newest(self._progress.env_steps, True, values.get("env_states"), why_fresh)
+        self.newest = Newest(
+            self._progress.env_steps, complete=True, states=values.get("env_states"), why_fresh=why_fresh
+        )
         if change := schedule_change(self._run.read_config(), config, self._progress.updates):
             self._callback.on_warning(change)
         self._run.write_config(config)
 
     def restore_envs(self) -> bool:
-        """Restores the states of the envs from the checkpoint, if any, and returns whether this succeeded."""
+        """Restores the states of the envs that `resume` has read, if any, and returns whether this succeeded."""
         if self.newest is None:
             return False
         states, self.newest = self.newest.states, dataclasses.replace(self.newest, states=None)
@@ -220,6 +225,7 @@ class Saver:
             actions, states = self._actions(), self._omitted(periodic=periodic)
             if states is None:
                 if self._states.may_be_slow and not self._holds_last_update:
+                    # First without the states, because a batch system may kill this process while it saves them.
                     self._write(actions, States(why_fresh="the process ended while it saved them"))
                 states = self._states.save()
             path = self._write(actions, states, complete=states.settled or not periodic)
