@@ -130,7 +130,7 @@ class ActorCritic(tf.Module):
 
         Args:
             hidden: The features, or the core's output if there is a core.
-            encoded: The encoded inputs. The value function also reads the ones that the policy does not.
+            encoded: The encoded inputs. The value function also reads inputs that the policy does not.
         """
         if self._critic_names:
             hidden = tf.concat([hidden, *(encoded[name] for name in self._critic_names)], axis=-1)
@@ -374,7 +374,7 @@ class Agent(tf.Module):
     def learned_groups(self) -> list[list[tf.Variable]]:
         """The variables of `learned` in groups that share no layers: the policy's, then the value function's.
 
-        There is a single group if they share some, or if nobody knows.
+        There is a single group if they share layers, or if that is unknown.
         """
         if self.network.shares_layers:
             return [self.learned]

@@ -66,7 +66,7 @@ class Checkpoints:
             best: Whether to replace the checkpoint `best` instead of adding one.
         """
         final = self._folder / (BEST if best else f"step_{step:012d}")
-        part = self._folder / f"part_{secrets.token_hex(8)}"  # nobody can have put a link there
+        part = self._folder / f"part_{secrets.token_hex(8)}"  # a name that nobody can guess, so it is not a link
         try:
             # A process that was killed may have left these.
             for stale in (*self._folder.glob("part_*"), *self._folder.glob("old_step_*")):

@@ -17,7 +17,7 @@ from vecenv.mujoco.generators import Generators
 
 
 class GymnasiumTask(MujocoVectorEnv):
-    """A v5 task of Gymnasium. It takes the arguments of Gymnasium's class and those of `MujocoVectorEnv`.
+    """A v5 task of Gymnasium. It takes the arguments of Gymnasium's class and of `MujocoVectorEnv`.
 
     Attributes:
         args: The arguments of Gymnasium's class, such as `args.reset_noise_scale`.

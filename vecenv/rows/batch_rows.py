@@ -49,7 +49,7 @@ class _BatchSlot(Slot):
 class BatchRows(Rows):
     """The envs `first_env : first_env + n`, which one vector env steps in one call and resets itself.
 
-    This class checks the results and writes them to the rows. The arguments are those of `EnvRows`, with a `Batched`
+    This class checks the results and writes them to the rows. It takes the arguments of `EnvRows`, with a `Batched`
     instead of functions.
     """
 
@@ -268,7 +268,7 @@ class BatchRows(Rows):
         return f"step {self._episodes.totals(row)[1] + 1} of its episode"
 
     def _objects_of(self, infos: Any, rows: Any) -> StepObjects:
-        """Checks the infos of a call, and returns those of these rows.
+        """Checks the infos of a call, and returns the infos of these rows.
 
         Final observations are omitted, because they travel through memory.
         """

@@ -58,7 +58,7 @@ def _end(workers: list[WorkerHandle], grace_s: float, blocks: list[Block]) -> No
 
 
 class ProcessPool(Pool):
-    """A pool of W processes, each with a contiguous range of envs. The arguments are those of `AsyncVectorEnv`.
+    """A pool of W processes, each with a contiguous range of envs. See `AsyncVectorEnv` for the arguments.
 
     With `restart`, a worker that died is restarted. Otherwise its death raises `WorkerDied`.
     """
