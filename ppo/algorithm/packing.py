@@ -29,7 +29,7 @@ class Packed(NamedTuple):
 
 
 def packed(rollouts: Rollouts, *, restarted: bool) -> Packed:
-    """Returns the rollouts of a local collector in the form in which they are sent."""
+    """Returns the rollouts of a local collector, ready to be sent."""
     teams = []
     for collected, arrays in zip(rollouts.collected, rollouts.arrays, strict=True):
         ended = arrays.terminated | arrays.truncated

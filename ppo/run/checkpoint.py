@@ -172,7 +172,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def chosen(folder: Path, which: str | int) -> list[Path]:
-    """Returns the checkpoints of which the last valid one is to be used, or raises RunError if there are none.
+    """Returns checkpoints, of which the last valid one counts, or raises RunError if there are none.
 
     `which` is "latest" for all of them, oldest first; "best" for the checkpoint with the highest mean return in an
     evaluation; or the number of env-steps of a checkpoint.
