@@ -64,7 +64,7 @@ class Trainer:
 
     Args:
         collector: Steps the envs.
-        source: What evaluations use; see `ppo.train`.
+        evaluated: What evaluations use; see `ppo.train`.
         status: Says what the run is doing.
         stop: Ends the run after the current update if it is set.
 
@@ -77,7 +77,7 @@ class Trainer:
     """
 
     def __init__(
-        self, config: Config, run: Run, collector: Collector, callback: Callbacks, source: EnvSource = None, *,
+        self, config: Config, run: Run, collector: Collector, callback: Callbacks, evaluated: EnvSource = None, *,
         resume: bool = False, status: Status | None = None, stop: Stop | None = None,
     ):  # fmt: skip
         self.config, self.collector, self._run, self._callback = config, collector, run, callback
@@ -93,7 +93,7 @@ class Trainer:
         )
         if resume:
             self.saver.resume(config)
-        self._evaluator = Evaluator(run, self.saver, config, source, self._status)
+        self._evaluator = Evaluator(run, self.saver, config, evaluated, self._status)
         self._writer = MetricsWriter(run, config, self.progress.env_steps)
         if self._writer.has_report:
             self.progress.unreported = None  # the metrics of the checkpoint were reported before the run was resumed

@@ -49,8 +49,8 @@ class Newest:
 
 
 @dataclass(frozen=True)
-class States:
-    """The states of the envs for a checkpoint.
+class SavedStates:
+    """The states of the envs for a checkpoint, or why there are none.
 
     Attributes:
         content: The content of the file; None if there are no states.
@@ -80,7 +80,7 @@ class EnvStates:
     def __init__(self, collector: Collector, warn: Callable[[str], None]):
         self._collector, self._warn = collector, warn
         self._warned: set[str] = set()  # the reasons that were warned of
-        self._never: States | None = None  # the result of `save` if the states can never be saved
+        self._never: SavedStates | None = None  # the result of `save` if the states can never be saved
         self._took_s = self._ended_s = 0.0  # how long saving them took the last time, and when it ended
 
     @property
@@ -88,20 +88,20 @@ class EnvStates:
         """Whether saving the states may take longer than `MAX_STATES_S`: it did the last time, or was never timed."""
         return not 0.0 < self._took_s <= MAX_STATES_S
 
-    def omitted(self, *, periodic: bool) -> States | None:
+    def omitted(self, *, periodic: bool) -> SavedStates | None:
         """Returns the result of `save` if it is known, or if a periodic checkpoint should not spend time on it."""
         too_soon = time.perf_counter() - self._ended_s < self._took_s / STATES_SHARE
         if periodic and self._took_s > MAX_STATES_S and too_soon:
-            return States(why_fresh=f"saving them took {self._took_s:.1f} s, so this checkpoint omits them")
+            return SavedStates(why_fresh=f"saving them took {self._took_s:.1f} s, so this checkpoint omits them")
         return self._never
 
-    def save(self) -> States:
+    def save(self) -> SavedStates:
         """Returns the states of all envs, or the reason why there are none."""
         start = time.perf_counter()
         try:
             content = vecenv.state.dumps(self._collector.get_states())
         except (vecenv.WorkerDied, vecenv.StateError, multiprocessing.TimeoutError) as error:
-            return States(why_fresh=str(error), fault=error)
+            return SavedStates(why_fresh=str(error), fault=error)
         except Exception as error:  # an env's exception must not prevent the checkpoint
             reason = sentence_of(error)
             self._warn_once(
@@ -110,12 +110,12 @@ class EnvStates:
                 reason,
             )
             never = isinstance(error, vecenv.NotRestorable) and not isinstance(error, vecenv.NotRestorableNow)
-            states = States(why_fresh=reason, never=never)
+            states = SavedStates(why_fresh=reason, never=never)
             self._never = states if never else None
             return states
         self._ended_s = time.perf_counter()
         self._took_s = self._ended_s - start  # an attempt that failed says nothing
-        return States(content)
+        return SavedStates(content)
 
     def restore(self, states: list[Any] | None, why_fresh: str | None) -> bool:
         """Restores the states of a checkpoint and returns True, or warns of the reason why it cannot.
@@ -226,7 +226,7 @@ class Saver:
             if states is None:
                 if self._states.may_be_slow and not self._holds_last_update:
                     # First without the states, because a batch system may kill this process while it saves them.
-                    self._write(actions, States(why_fresh="the process ended while it saved them"))
+                    self._write(actions, SavedStates(why_fresh="the process ended while it saved them"))
                 states = self._states.save()
             path = self._write(actions, states, complete=states.settled or not periodic)
             self._callback.on_checkpoint(self._progress.env_steps, path)
@@ -272,13 +272,13 @@ class Saver:
         """Whether the newest checkpoint holds the last finished update."""
         return self.newest is not None and self.newest.env_steps == self._progress.env_steps
 
-    def _omitted(self, *, periodic: bool) -> States | None:
+    def _omitted(self, *, periodic: bool) -> SavedStates | None:
         """Returns what a checkpoint holds instead of the states of the envs, or None if they should be saved."""
         if self._progress.ahead:  # the states would be newer than the policies
-            return States(why_fresh="a rollout that was not trained on was in progress")
+            return SavedStates(why_fresh="a rollout that was not trained on was in progress")
         return self._states.omitted(periodic=periodic)
 
-    def _write(self, actions: Recorded, states: States, *, complete: bool = False) -> Path:
+    def _write(self, actions: Recorded, states: SavedStates, *, complete: bool = False) -> Path:
         """Writes a checkpoint and returns its folder."""
         steps, values = self._progress.env_steps, {**self._progress.to_json(), "why_fresh": states.why_fresh}
         path = self._checkpoints.save(steps, values, states.content, actions)

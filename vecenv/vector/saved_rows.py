@@ -13,29 +13,29 @@ from vecenv.state.envs import REBUILD
 from vecenv.state.plain import pack, unpack
 
 Arrays = Mapping[tree.Path, np.ndarray]
-Leaves = Mapping[tree.Path, list[Any]]
+Objects = Mapping[tree.Path, list[Any]]
 
 
-def row_of(arrays: Arrays, leaves: Leaves, i: int, slot: int) -> dict[str, Any]:
+def row_of(arrays: Arrays, objects: Objects, i: int, slot: int) -> dict[str, Any]:
     """Returns a copy of row `i` of `slot` and its object leaves."""
-    row = {name: pack(leaves[path][i], name) for name, path in _fields(leaves).items()}
+    row = {name: pack(objects[path][i], name) for name, path in _fields(objects).items()}
     for name, path in _fields(arrays).items():
         row[name] = np.array(arrays[path][slot, i])
     return row
 
 
-def write_row(arrays: Arrays, leaves: Leaves, i: int, slot: int, row: dict[str, Any]) -> None:
+def write_row(arrays: Arrays, objects: Objects, i: int, slot: int, row: dict[str, Any]) -> None:
     """Writes a row that `row_of` returned to row `i` of `slot`."""
     for name, path in _fields(arrays).items():
         arrays[path][slot, i] = row[name]
-    for name, path in _fields(leaves).items():
-        leaves[path][i] = unpack(row[name])
+    for name, path in _fields(objects).items():
+        objects[path][i] = unpack(row[name])
 
 
-def row_types(autoreset_mode: str, arrays: Arrays, leaves: Leaves) -> list[str]:
+def row_types(autoreset_mode: str, arrays: Arrays, objects: Objects) -> list[str]:
     """Returns descriptions of the rows, which must be equal in two vector envs that exchange states."""
     types = [f"{name} {arrays[path].dtype}{list(arrays[path].shape[2:])}" for name, path in _fields(arrays).items()]
-    return [f"autoreset_mode {autoreset_mode}", *types, *(f"{name} object" for name in _fields(leaves))]
+    return [f"autoreset_mode {autoreset_mode}", *types, *(f"{name} object" for name in _fields(objects))]
 
 
 def check_states(states: Any, num_envs: int, types: list[str]) -> None:
@@ -54,7 +54,7 @@ def check_states(states: Any, num_envs: int, types: list[str]) -> None:
 
 
 def _fields(paths: Iterable[tree.Path]) -> dict[str, tree.Path]:
-    """Returns the fields of a row that are saved, by name. The next step does not read the remaining fields."""
+    """Returns the fields of a row that are saved, by name. No step reads the other fields of an earlier step."""
     unsaved = (layout.ACTION, layout.FINAL_OBSERVATION, layout.EPISODE_INFO)
     saved = [path for path in paths if path[0] not in unsaved]
     return {tree.name_of(str(path[0]), path[1:]): path for path in saved}
