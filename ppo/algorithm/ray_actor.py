@@ -114,7 +114,7 @@ class Actor:
 
     @_portable
     def collect(self, values: Sequence[Sequence[np.ndarray]], number: int, env_steps: int) -> Packed:
-        """See `Collector.collect`. `values` holds the values of all variables of each policy."""
+        """See `Collector.collect`. `values` are those of all variables of each policy."""
         from ppo.algorithm.packing import packed
 
         collector, restarted = self._local(), not self._begun

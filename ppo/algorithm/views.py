@@ -30,7 +30,7 @@ class View(Protocol):
         """Returns what the policy sees, `[N, ...]`, from the observations of all envs."""
 
     def joint_actions(self, actions: Any) -> Any:
-        """Returns the policy's actions `[N, ...]` as a part of the actions of all envs."""
+        """Returns the policy's actions `[N, ...]` in the form in which they are part of the actions of all envs."""
 
     def goes_on(self, before: Any, after: Any, over: tf.Tensor) -> tf.Tensor:
         """Returns whether the episode of each row continues after a step, `bool[N]`.

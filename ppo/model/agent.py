@@ -130,7 +130,7 @@ class ActorCritic(tf.Module):
 
         Args:
             hidden: The features, or the core's output if there is a core.
-            encoded: The encoded inputs. The value function also reads inputs that the policy does not.
+            encoded: The encoded inputs. The value function also reads the ones that the policy does not.
         """
         if self._critic_names:
             hidden = tf.concat([hidden, *(encoded[name] for name in self._critic_names)], axis=-1)

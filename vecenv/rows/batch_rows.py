@@ -106,7 +106,7 @@ class BatchRows(Rows):
             if seed is not None and not self._accepts_out:  # an env with `out` was written for this contract
                 error.add_note(f"{type(self._env).__name__} must accept a list of seeds, see vecenv.Batched. {ADVICE}")
             raise
-        objects = self._checked("info", infos, functools.partial(self._step_objects, rows=rows), None, "reset")
+        objects = self._checked("info", infos, functools.partial(self._objects_of, rows=rows), None, "reset")
         self._write_observations(at, observations, rows)
         at.views[layout.REWARD][rows] = 0.0
         at.views[layout.TERMINATED][rows] = at.views[layout.TRUNCATED][rows] = False
@@ -173,7 +173,7 @@ class BatchRows(Rows):
         """Writes the result of a step into these rows; returns the infos that do not fit the memory."""
         views, episodes = at.views, self._episodes
         observations, rewards, terminated, truncated, infos = result
-        objects = self._checked("info", infos, functools.partial(self._step_objects, rows=rows), None, "step")
+        objects = self._checked("info", infos, functools.partial(self._objects_of, rows=rows), None, "step")
         self._write_observations(at, observations, rows)
         views[layout.REWARD][rows] = self._column("reward", rewards, rows, checks.number, "biuf")
         terminated = views[layout.TERMINATED][rows] = self._column("terminated", terminated, rows, checks.flag, "b")
@@ -268,7 +268,7 @@ class BatchRows(Rows):
         """Names the step that was just taken, also if its episode is over."""
         return f"step {self._episodes.totals(row)[1] + 1} of its episode"
 
-    def _step_objects(self, infos: Any, rows: Any) -> StepObjects:
+    def _objects_of(self, infos: Any, rows: Any) -> StepObjects:
         """Checks the infos of a call, and returns the infos of these rows.
 
         Final observations are omitted, because they travel through memory.

@@ -103,7 +103,7 @@ class EnvRows(Rows):
         self._episodes.write_totals(at.columns, rows)
         if self._checks_finite:
             self._guarded(None, "reset", self._check_finite, at, rows, [])
-        return self._step_objects(infos)
+        return self._objects_of(infos)
 
     def step(self, slot: int, actions: Any = None, only: Sequence[int] | None = None) -> StepObjects:
         at = self._slots[slot]
@@ -176,7 +176,7 @@ class EnvRows(Rows):
         if self._checks_finite:
             written = [i for i in rows if i not in skipped] if skipped else index
             self._guarded(None, "step", self._check_finite, at, written, ended)
-        return self._step_objects(infos) if infos or self._object_leaves else NO_OBJECTS
+        return self._objects_of(infos) if infos or self._object_leaves else NO_OBJECTS
 
     def step_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> Iterator[tuple[list[int], StepObjects]]:
         if self._options.own_copies and orders[0][1] is not None:  # in each order, or in none
@@ -215,7 +215,7 @@ class EnvRows(Rows):
         for i, state in enumerate(states):
             self._episodes.next_step[i] = BEGINS if state["begins"] else STEPS
             self._episodes.restore_totals(i, state["totals"], state.get("infos", {}))
-        self._step_objects([])
+        self._objects_of([])
 
     def close(self) -> None:
         first_error = None
@@ -279,7 +279,7 @@ class EnvRows(Rows):
         # All are copied before the first is used, because an env may change an object that is in several actions.
         return [copied(action) for action in one_by_one] if given and self._options.own_copies else one_by_one
 
-    def _step_objects(self, infos: list[tuple[int, dict[str, Any]]]) -> StepObjects:
+    def _objects_of(self, infos: list[tuple[int, dict[str, Any]]]) -> StepObjects:
         """Returns the infos of these envs and the new values of object leaves; clears these values."""
         leaves = {
             path: {self.first_env + row: value for row, value in rows.items()}

@@ -33,7 +33,7 @@ class PendingCommand:
 
     Attributes:
         command: What was sent, and with which slot and frames, one per worker.
-        resets: See `Restarts.resets`. Empty if workers are not restarted.
+        resets: The envs that it resets, or restores in the middle of an episode. Known only if workers are restarted.
         replies: The payload of each worker's reply.
         count: The number of workers that have replied.
         errors: The errors of workers, by index; None before the first error. Only a command with `between_steps`

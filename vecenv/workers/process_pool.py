@@ -3,9 +3,9 @@
 One step passes through three modules: `begin` sends STEP through the `Messenger` and remembers a `PendingCommand`;
 `finish` passes the messages that the `Messenger` yields to the `PendingCommand`, until it has all replies.
 
-A dead worker is replaced while a command is sent or received: `_replace` starts another process, `CutEpisodes.cut` says
-what the next step of each of its rows does, and the new process gets the command that the dead one has not answered.
-When the next step of these rows is complete, `CutEpisodes.report` turns it into the last step of the cut episodes.
+A dead worker is replaced while a command is sent or received: `_replace` starts another process, `cut` says what the
+next step of each of its rows does, and the new process gets the command that the dead one has not answered. When the
+next step of these rows is complete, `report` turns it into the last step of the episodes that were cut.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Restarts:
         self._deaths[index] = 0
 
     def resets(self, command: CommandType[Any, Any], payloads: Sequence[Any] | None) -> Collection[int]:
-        """Returns the envs whose episodes a command replaces: RESET begins them, and SET_STATE restores them."""
+        """Returns the envs that a command resets, or restores in the middle of an episode."""
         if payloads is None or command not in (RESET, SET_STATE):
             return ()
         envs: set[int] = set()

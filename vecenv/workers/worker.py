@@ -156,7 +156,7 @@ def build_rows(
     options: RowsOptions,
     next_step: list[int] | None,
 ) -> Rows:
-    """Registers env specs that the parent has registered, and returns `make_rows` of the remaining arguments."""
+    """Registers env specs that the parent has registered, and returns `make_rows` of the other arguments."""
     if specs:
         # A package that an env imports registers ids again that the parent has already registered.
         warnings.filterwarnings("ignore", r".*Overriding environment \S+ already in registry")
