@@ -172,8 +172,8 @@ def _calls(config: ppo.Config, vector: vecenv.AsyncVectorEnv) -> tuple[dict[str,
         "vector env": step,
         "graph": graph,
         "collect": lambda: collector.collect(1, 0),
-        "update": lambda: learner.update(collected, rate, orders[0])["kl"].numpy(),
-        "update, twice the epochs": lambda: double.update(collected, rate, orders[1])["kl"].numpy(),
+        "update": lambda: learner.update_in_graph(collected, rate, orders[0])["kl"].numpy(),
+        "update, twice the epochs": lambda: double.update_in_graph(collected, rate, orders[1])["kl"].numpy(),
     }
     return calls, envs_row
 

@@ -126,7 +126,7 @@ def _learn(config: ppo.Config, keys: int, custom: str | None) -> Any:
     learner.observe(collected)
     number = 0
     while True:
-        yield learner.learn(collected, number)
+        yield learner.update(collected, number)
         number += 1
 
 

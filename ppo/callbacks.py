@@ -52,7 +52,7 @@ class Callback:
         """Adds a number to the next report: in metrics.jsonl, TensorBoard, Weights & Biases and MLflow.
 
         The last value of each name counts. A value that is logged after the last report of a run is lost. The name must
-        differ from those of ppo's metrics.
+        not be the name of one of ppo's metrics.
         """
         try:
             number = float(value)

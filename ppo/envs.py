@@ -150,7 +150,7 @@ def _check_given(config: Config, source: gym.vector.VectorEnv, *, trains: bool) 
 def parallel_envs(
     config: Config, source: EnvSource, num_envs: int, options: dict[str, Any], wrap: Wrapper | None = None
 ) -> AbstractContextManager[ParallelVectorEnv]:
-    """Returns a context manager that makes and closes envs with several agents. `wrap` is that of `ParallelVectorEnv`.
+    """Returns a context manager that makes and closes envs with several agents. See `ParallelVectorEnv` for `wrap`.
 
     Raises ConfigError if PettingZoo is missing, or the groups of agents do not fit `config.policies`.
     """
@@ -240,7 +240,7 @@ def identity_of(source: EnvSource) -> Any:
 def spaces_of(config: Config, envs: VectorEnvs) -> dict[str, tuple[gym.Space, gym.Space]]:
     """Returns the spaces of one agent of each team, with the actions' bounds. The team of a single agent is "".
 
-    The bounds of observations include those of all envs.
+    The bounds of observations include the bounds of all envs.
 
     Raises:
         ConfigError: If the observation spaces of the envs differ in anything else, or wrappers normalize with

@@ -103,7 +103,7 @@ PRESETS: dict[str, Config] = {
 """Settings by name, tuned for current versions of the tasks. Atari games and the presets `paper/NAME` follow below."""
 
 # Settings for Atari games without sticky actions, chosen for the time that Pong takes on two CPU cores. They differ
-# from those of CleanRL's ppo_atari.py (Huang et al., 2022) in these points:
+# from CleanRL's ppo_atari.py (Huang et al., 2022) in these points:
 # - The network sees 52 x 52 pixels instead of 84 x 84, with 28% of the operations. Images are normalized.
 # - A rollout has 32 x 64 steps instead of 8 x 128, and an update has three epochs instead of four.
 # - The learning rate follows the KL, as in rl_games, the clip range is 0.2 instead of 0.1, and the value loss is not

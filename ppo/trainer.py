@@ -64,7 +64,7 @@ class Trainer:
 
     Args:
         collector: Steps the envs.
-        source: What evaluations use; see `ppo.train`.
+        evaluated: What evaluations use; see `ppo.train`.
         status: Says what the run is doing.
         stop: Ends the run after the current update if it is set.
 
@@ -77,7 +77,7 @@ class Trainer:
     """
 
     def __init__(
-        self, config: Config, run: Run, collector: Collector, callback: Callbacks, source: EnvSource = None, *,
+        self, config: Config, run: Run, collector: Collector, callback: Callbacks, evaluated: EnvSource = None, *,
         resume: bool = False, status: Status | None = None, stop: Stop | None = None,
     ):  # fmt: skip
         self.config, self.collector, self._run, self._callback = config, collector, run, callback
@@ -93,10 +93,10 @@ class Trainer:
         )
         if resume:
             self.saver.resume(config)
-        self._evaluator = Evaluator(run, self.saver, config, source, self._status)
+        self._evaluator = Evaluator(run, self.saver, config, evaluated, self._status)
         self._writer = MetricsWriter(run, config, self.progress.env_steps)
         if self._writer.has_report:
-            self.progress.unreported = None
+            self.progress.unreported = None  # the metrics of the checkpoint were reported before the run was resumed
         self.evaluation: Evaluation | None = None
         self._observed: dict[str, Any] = {}
 
@@ -142,7 +142,7 @@ class Trainer:
         Raises:
             TrainingDiverged, NothingAllowed: If an observation, a reward or an action mask is unusable.
         """
-        if self.progress.updates == 0 and self.teams.unseen:
+        if self.progress.updates == 0 and self.teams.lacks_statistics:
             # Without statistics, the first update would train on unscaled, clipped features, which then change at once.
             # Rollout 0 therefore only initializes the normalizers.
             self.teams.observe(self._rollouts(0, "initializing the normalizers").collected)
@@ -158,8 +158,8 @@ class Trainer:
         name = f"the rollout that began after {env_steps} env-steps"
         for team, rollout in zip(self.teams, rollouts.arrays, strict=True):
             check_rollout(rollout, team.agent.observations, team.agent.distribution.mask_groups, name, team.members)
-            # Owner: this process, until the next rollout is complete; the next rollout overwrites the first of them.
-            # Checkpoints record the actions in some of these observations.
+            # Owner: this process, until the next rollout is complete, which overwrites only the first observations.
+            # Checkpoints record the actions of the policies in some of these observations.
             self._observed[team.name] = rollout.observations
         return rollouts
 
@@ -167,7 +167,7 @@ class Trainer:
         """Updates the policies with a rollout, and returns all metrics.
 
         Raises:
-            TrainingDiverged: If a loss is not finite. The policies are then those of the previous update.
+            TrainingDiverged: If a loss is not finite. The policies do not change then.
         """
         progress = self.progress
         doing = "updating" if self.teams.compiled else "compiling the update"
@@ -183,7 +183,7 @@ class Trainer:
     def report(self, metrics: dict[str, Any], *, last: bool = False) -> None:
         """Reports the last update, including an evaluation, if either is due. The `last` report is always due.
 
-        If the evaluation is cut short, nothing is reported. A resumed run then begins with this report.
+        If a stop cuts the evaluation short, nothing is reported. A resumed run then begins with this report.
         """
         config, progress, callback, evaluation = self.config, self.progress, self._callback, None
         if not last and not progress.due(config.report_interval, config.eval_interval):
@@ -202,7 +202,7 @@ class Trainer:
             callback.on_evaluation(progress.env_steps, evaluation)
 
     def evaluate(self) -> Evaluation | None:
-        """Evaluates the current policies on separate envs. Returns None if a stop is requested meanwhile."""
+        """Evaluates the current policies on separate envs. Returns None if a stop is requested before it is done."""
         config, progress = self.config, self.progress
         limit = limit_of(progress.episodes.longest, config.num_steps * progress.updates)
         warn, tally = self._callback.on_warning, Tally(config.eval_episodes)
@@ -242,5 +242,5 @@ class Trainer:
 
 
 def _live(team: Team) -> Policy:
-    """Returns the policy of a team, with its current weights whenever it is called."""
+    """Returns the policy of a team for callbacks. Each call uses the current weights."""
     return Policy(team.actor, return_scale=lambda: float(team.learner.rewards.moments.deviation))

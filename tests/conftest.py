@@ -83,9 +83,9 @@ def nothing_left_behind(request):
     assert not children, f"left running: {children}"
     if _shared_memory() - before:
         request.node.funcargs.clear()  # the values of fixtures, which pytest keeps until the end of the teardown
-        gc.collect()  # what is in a cycle is released only now
-    deadline = time.monotonic() + 10  # for named segments: a test in another process may be using one
+    deadline = time.monotonic() + 10  # another thread or, for named segments, another process may still hold one
     while (left := _shared_memory() - before) and time.monotonic() < deadline:
+        gc.collect()  # releases what is in a cycle
         time.sleep(0.05)
     assert not left, f"left behind: {dict(left)}"
 

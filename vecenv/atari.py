@@ -2,7 +2,7 @@
 
 Importing this module registers "Atari/Pong-v5" for each "ALE/Pong-v5" of ale-py, with the same arguments. The vector
 env is ale-py's in C++. The single envs are Gymnasium's `AtariPreprocessing` and `FrameStackObservation` over a game
-whose seeds, starts and ends are those of the vector env. Unlike the vector env, they can be rendered.
+with the same seeds, starts and ends as in the vector env. Unlike the vector env, they can be rendered.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class VectorGame(AtariVectorEnv):
         life_loss_info: Whether losing a life ends an episode. The game goes on.
         autoreset_mode: Must be `SAME_STEP` if `life_loss_info` is set, or ValueError is raised: other modes reset an
             env between two episodes, but after a lost life the game goes on.
-        **arguments: The other arguments of ale-py's vector env.
+        **arguments: Further arguments of ale-py's vector env.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ def make(
 class Game(AtariEnv):
     """A game that is stepped frame by frame, with the seeds, starts and ends of ale-py's vector env.
 
-    The arguments are those of `make` and, other than `frameskip`, of `ale_py.AtariEnv`.
+    It takes the arguments of `make` and, except `frameskip`, of `ale_py.AtariEnv`.
     """
 
     def __init__(

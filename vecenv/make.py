@@ -132,7 +132,7 @@ def make_single(env_id: str | EnvSpec, /, *, wrappers: Wrappers = (), **env_kwar
     """Returns one env of the kind that `make` copies, built in the calling process, for example to show a policy.
 
     An id that has single envs gives one of these, like `make` with `backend="python"`. An id that is registered only as
-    a vector env gives a vector env with one env, presented as a single env. Arguments and errors are those of `make`.
+    a vector env gives a vector env with one env, presented as a single env. See `make` for the arguments and errors.
 
     Example:
         >>> import vecenv
@@ -159,7 +159,7 @@ def warm_up(
     """Starts the fork server for the workers of a later `make(env_id, ...)`, and returns at once.
 
     The fork server's imports take half a second, during which the caller can do other work. Nothing happens if `make`
-    with these arguments starts no workers. Errors are those of `make`.
+    with these arguments starts no workers. See `make` for the errors.
     """
     _check_backend(backend)
     spec, _ = find_spec(env_id, here=False)

@@ -75,7 +75,7 @@ def batched_space(each: Sequence[Space]) -> Space:
 
 
 def enclosing(space: Space, batched: Any) -> Space:
-    """Returns the space of one row, with Boxes whose bounds include those of all rows of the batched space."""
+    """Returns the space of one row, with Boxes whose bounds include the bounds of all rows of the batched space."""
     if isinstance(space, spaces.Dict):
         return spaces.Dict([(key, enclosing(child, batched[key])) for key, child in space.spaces.items()])
     if isinstance(space, spaces.Tuple):

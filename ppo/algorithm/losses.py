@@ -7,7 +7,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 EPSILON = 1e-8
-"""Added to standard deviations by which advantages are divided."""
+"""Added to divisors that may be 0: the deviation of advantages, and the variance of value targets."""
 
 MAX_LOG_RATIO = 20.0
 """Maximum of the log-ratio. The squared norm of a gradient that a ratio of exp(20) scales is finite in float32."""

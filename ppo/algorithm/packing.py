@@ -1,4 +1,4 @@
-"""Packing the rollouts of a share of the envs for transport, and joining those of all shares."""
+"""Packing the rollouts of each share of the envs for transport, and joining them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Packed(NamedTuple):
     """Rollouts of a share of the envs, as NumPy arrays that Ray can send.
 
     Attributes:
-        teams: What the policy of each team has collected. Final observations are only those of ended rows, `[E, ...]`,
-            ordered by step.
+        teams: What the policy of each team has collected. Final observations are present only for ended rows,
+            `[E, ...]`, ordered by step.
         envs: As of `Rollouts`, without observations and actions.
         restarted: Whether the envs began fresh episodes, because the process of the collector was replaced.
     """
@@ -29,7 +29,7 @@ class Packed(NamedTuple):
 
 
 def packed(rollouts: Rollouts, *, restarted: bool) -> Packed:
-    """Returns the rollouts of a local collector in the form in which they are sent."""
+    """Returns the rollouts of a local collector, ready to be sent."""
     teams = []
     for collected, arrays in zip(rollouts.collected, rollouts.arrays, strict=True):
         ended = arrays.terminated | arrays.truncated

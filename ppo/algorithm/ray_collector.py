@@ -32,7 +32,7 @@ DEATHS = 3  # in a row, after which an actor is not replaced again
 
 
 def common_spaces(shares: Sequence[Spaces]) -> Spaces:
-    """Returns the spaces of all envs for those of each share. Only the bounds of observations may differ.
+    """Combines the spaces of each share into the spaces of all envs. Only the bounds of observations may differ.
 
     Raises:
         ConfigError: If anything else differs.

@@ -33,29 +33,29 @@ class RewardNormalizer(tf.Module):
         self.running_return = tf.Variable(tf.zeros([num_envs], tf.float32), trainable=False, name="running_return")
 
     def __call__(
-        self, rewards: tf.Tensor, begins: tf.Tensor, ended: tf.Tensor, weights: tf.Tensor | None = None
+        self, rewards: tf.Tensor, fresh: tf.Tensor, ended: tf.Tensor, weights: tf.Tensor | None = None
     ) -> tf.Tensor:
         """Continues the running returns, adds the returns to the statistics, and returns normalized rewards `[T, N]`.
 
         Args:
             rewards: Rewards of all steps, `float32[T, N]`.
-            begins: Whether the first of these steps is the first step of an episode, `bool[N]`.
+            fresh: Whether the first of these steps is the first step of an episode, `bool[N]`.
             ended: Whether each step ended an episode or belongs to no living agent, `bool[T, N]`. The running return
                 restarts at 0 after it.
             weights: 0 for steps that do not count and 1 for all others, `float32[T * N]`; None if all count.
         """
         if not self._enabled:
             return rewards
-        initial = tf.where(begins, 0.0, self.running_return.read_value())
+        initial = tf.where(fresh, 0.0, self.running_return.read_value())
         returns, last = discounted_sums(rewards, ended, initial, self._gamma)
         self.running_return.assign(last)
         self.moments.merge(statistics_of(tf.reshape(returns, [-1]), weights))
         return tf.clip_by_value(rewards * self.moments.scale, -REWARD_CLIP, REWARD_CLIP)
 
     @property
-    def unseen(self) -> bool:
+    def lacks_statistics(self) -> bool:
         """Whether the normalizer is enabled but has no statistics yet."""
-        return self._enabled and self.moments.unseen
+        return self._enabled and self.moments.is_empty
 
 
 def discounted_sums(

@@ -48,7 +48,7 @@ class Teams:
         self._teams = [team_of(config, name, members[name], spaces[name]) for name in members]
         modules: list[tf.Module] = [module for team in self._teams for module in (team.agent, team.learner)]
         self._variables = list({variable.ref(): variable for one in modules for variable in one.variables}.values())
-        self._values = graph_function(lambda: [variable.read_value() for variable in self._variables])
+        self._snapshot = graph_function(lambda: [variable.read_value() for variable in self._variables])
 
     def __iter__(self) -> Iterator[Team]:
         return iter(self._teams)
@@ -59,9 +59,9 @@ class Teams:
         return {team.name: team.actor for team in self._teams}
 
     @property
-    def unseen(self) -> bool:
+    def lacks_statistics(self) -> bool:
         """Whether a normalizer is enabled but has no statistics yet."""
-        return any(team.learner.unseen for team in self._teams)
+        return any(team.learner.lacks_statistics for team in self._teams)
 
     @property
     def compiled(self) -> bool:
@@ -88,10 +88,10 @@ class Teams:
             TrainingDiverged: If a loss is not finite.
         """
         metrics: dict[str, dict[str, float]] = {}
-        before = self._values()  # shares the variables' memory until they are written
+        before = self._snapshot()  # shares the variables' memory until they are written
         try:
             for team, rollout in zip(self._teams, collected, strict=True):
-                metrics[team.name] = team.learner.learn(rollout, number)
+                metrics[team.name] = team.learner.update(rollout, number)
                 check_losses(metrics[team.name], env_steps)
         except BaseException:
             for variable, value in zip(self._variables, before, strict=True):
@@ -111,7 +111,7 @@ class Teams:
 
 
 def config_of(config: Config, members: Sequence[str]) -> Config:
-    """Returns the settings of a team: those of the run, or those for a learner with a row for each of its agents."""
+    """Returns the settings of a team: those of the run or, if it has members, for a learner with a row for each."""
     return config.of_team(len(members)) if members else config
 
 

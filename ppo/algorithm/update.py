@@ -67,9 +67,9 @@ class Learner(tf.Module):
         penalty: Weight of the KL, for the objective "kl_penalty". It begins at 1, as in BatchPPO.
         base_rate: The learning rate before the schedule is applied. The KL adapts it with the schedule "kl_adaptive",
             which is constant otherwise, and with `kl_limit`.
-        compiled: Whether `learn` has compiled the update, which takes much longer than an update.
+        compiled: Whether `update` has compiled the update, which takes much longer than an update.
         observe: A graph function that only adds a rollout to the statistics of observations and rewards.
-        update: The graph function of `learn`.
+        update_in_graph: The graph function of `update`.
     """
 
     def __init__(self, config: Config, agent: Agent):
@@ -93,32 +93,34 @@ class Learner(tf.Module):
         if has_two_chains:
             terms = [[self._policy_loss], [self._value_loss]]
 
-        def part(function: Callable[..., Any]) -> Callable[..., Any]:
-            # XLA would run two chains one after the other if it compiled the whole update.
+        def compiled_part(function: Callable[..., Any]) -> Callable[..., Any]:
+            # If XLA compiled the whole update, it would run two chains one after the other.
             return graph_function(function, jit_compile=True) if compiles and has_two_chains else function
 
         self._chains: list[Callable[..., tf.Tensor]] = [
-            part(functools.partial(self._descend, adam, of_chain))
+            compiled_part(functools.partial(self._descend, adam, of_chain))
             for adam, of_chain in zip(self.optimizers, terms, strict=True)
         ]
-        self._new_estimates: Callable[[Batch], Estimates] = part(functools.partial(new_estimates, config, agent))
-        self._kl: Callable[..., tf.Tensor] = part(self._kl_of_update)
+        self._new_estimates: Callable[[Batch], Estimates] = compiled_part(
+            functools.partial(new_estimates, config, agent)
+        )
+        self._kl: Callable[..., tf.Tensor] = compiled_part(self._kl_of_update)
         self.observe = graph_function(self._observe)
-        self.update = graph_function(self._update, jit_compile=compiles and not has_two_chains)
+        self.update_in_graph = graph_function(self._update, jit_compile=compiles and not has_two_chains)
 
     @property
-    def unseen(self) -> bool:
+    def lacks_statistics(self) -> bool:
         """Whether a normalizer is enabled but has no statistics yet."""
-        return self._agent.observations.unseen or self.rewards.unseen
+        return self._agent.observations.lacks_statistics or self.rewards.lacks_statistics
 
     def _observe(self, collected: Collected) -> None:
         self._agent.observations.merge(prepare(self._agent, self.rewards, collected).seen)
 
-    def learn(self, collected: Collected, number: int) -> dict[str, float]:
+    def update(self, collected: Collected, number: int) -> dict[str, float]:
         """Runs one update with the schedules and the order of update `number`, and returns its metrics."""
         rate = tf.constant(learning_rate_at(self._config, number), tf.float32)
         order = tf.constant(shuffled(self._config, number))
-        metrics = self.update(collected, rate, order)
+        metrics = self.update_in_graph(collected, rate, order)
         self.compiled = True
         return {name: float(value) for name, value in metrics.items()}
 
@@ -138,17 +140,17 @@ class Learner(tf.Module):
         num_rounds = config.epochs if self._recomputes else 1
         rounds = tf.reshape(order, [num_rounds, -1, config.minibatch_size])
 
-        def learn(number: tf.Tensor, carried: tuple[Estimates, tf.Tensor]) -> tuple[Estimates, tf.Tensor]:
+        def run_round(k: tf.Tensor, carried: tuple[Estimates, tf.Tensor]) -> tuple[Estimates, tf.Tensor]:
             estimates, totals = carried
             # Order: no chain writes a variable that the other one uses, so both run concurrently.
             for chain in self._chains:
-                totals += chain(batch, samples._replace(estimates=estimates), rounds[number], rate)
+                totals += chain(batch, samples._replace(estimates=estimates), rounds[k], rate)
             if self._recomputes:
-                is_last = tf.equal(number, num_rounds - 1)
+                is_last = tf.equal(k, num_rounds - 1)
                 estimates = tf.cond(is_last, lambda: estimates, lambda: self._new_estimates(batch))
             return estimates, totals
 
-        _, totals = repeat(num_rounds, learn, (samples.estimates, tf.zeros(len(TOTALS))))
+        _, totals = repeat(num_rounds, run_round, (samples.estimates, tf.zeros(len(TOTALS))))
         kl = self._kl(batch, samples, rounds[-1])
         metrics = self._metrics(samples, collected.predictions.values, totals, rate, kl)
         self._adapt(kl)
@@ -270,13 +272,6 @@ class Learner(tf.Module):
         quarter = -(-count // 4)
         return repeat(quarter, add, tf.constant(0.0)) / quarter
 
-    def _adapt(self, kl: tf.Tensor) -> None:
-        """Adapts the KL penalty and the base learning rate of the next update to the KL of this update."""
-        config = self._config
-        if config.objective == "kl_penalty":
-            self.penalty.assign(adapted_penalty(self.penalty.read_value(), kl, kl_target=config.kl_target))
-        self.base_rate.assign(adapted_base_rate(config, self.base_rate.read_value(), kl))
-
     def _metrics(
         self, samples: Samples, values: tf.Tensor, totals: tf.Tensor, rate: tf.Tensor, kl: tf.Tensor
     ) -> dict[str, tf.Tensor]:
@@ -303,3 +298,10 @@ class Learner(tf.Module):
         if self._config.objective == "kl_penalty":
             metrics["kl_penalty"] = self.penalty.read_value()
         return metrics
+
+    def _adapt(self, kl: tf.Tensor) -> None:
+        """Adapts the KL penalty and the base learning rate of the next update to the KL of this update."""
+        config = self._config
+        if config.objective == "kl_penalty":
+            self.penalty.assign(adapted_penalty(self.penalty.read_value(), kl, kl_target=config.kl_target))
+        self.base_rate.assign(adapted_base_rate(config, self.base_rate.read_value(), kl))

@@ -1,4 +1,4 @@
-"""Views: what each policy sees of the envs, and the form in which it acts on them."""
+"""Views: what each policy observes of the envs, and how its actions become part of theirs."""
 
 from __future__ import annotations
 

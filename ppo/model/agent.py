@@ -374,7 +374,7 @@ class Agent(tf.Module):
     def learned_groups(self) -> list[list[tf.Variable]]:
         """The variables of `learned` in groups that share no layers: the policy's, then the value function's.
 
-        There is a single group if they share some, or if nobody knows.
+        There is a single group if they share layers, or if that is unknown.
         """
         if self.network.shares_layers:
             return [self.learned]

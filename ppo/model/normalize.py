@@ -64,7 +64,7 @@ class RunningMoments(tf.Module):
         self.count.assign_add(batch_count)
 
     @property
-    def unseen(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether there are no samples yet."""
         return float(self.count) == 0.0
 

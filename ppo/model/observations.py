@@ -234,9 +234,9 @@ class Observations(tf.Module):
         ]
 
     @property
-    def unseen(self) -> bool:
+    def lacks_statistics(self) -> bool:
         """Whether a normalizer has no statistics yet."""
-        return any(normalizer.moments.unseen for normalizer in self._normalizers.values())
+        return any(normalizer.moments.is_empty for normalizer in self._normalizers.values())
 
     @property
     def image_normalizers(self) -> dict[str, ImageNormalizer]:

@@ -266,7 +266,7 @@ def check_evaluation(run: Run, config: Config, source: EnvSource, warn: Callable
     Warns if infos hold an action mask that no policy would see. A vector env passed by the user is not reset.
 
     Raises:
-        ConfigError: If the spaces of an env differ from those of the training envs.
+        ConfigError: If the spaces of an env differ from the spaces of the training envs.
         Exception: Whatever an env raises, with a note that names `eval_env_kwargs`.
     """
     count, infos, warning = max(1, len(distinct(source))), None, None
@@ -290,7 +290,7 @@ def check_evaluation(run: Run, config: Config, source: EnvSource, warn: Callable
 
 
 def whole_envs(envs: EvaluationEnvs) -> AsyncVectorEnv | SyncVectorEnv:
-    """Returns the vector env whose rows are envs: that of a `ParallelVectorEnv`, or `envs` itself."""
+    """Returns the vector env whose rows are envs: the one inside a `ParallelVectorEnv`, or `envs` itself."""
     return envs if isinstance(envs, AsyncVectorEnv | SyncVectorEnv) else envs.joint
 
 
@@ -378,7 +378,7 @@ def load_players(
 ) -> Players:  # fmt: skip
     """Returns the policies of a run, ready to play with the run's settings.
 
-    Every command and function that lets a finished run play begins here. The arguments are those of `evaluate_run`, and
+    Every command and function that evaluates a finished run begins here. See `evaluate_run` for the arguments.
     `Players.config` has the seed.
     """
     if episodes < 1:

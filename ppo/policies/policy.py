@@ -94,7 +94,7 @@ class Policy:
     def value(self, observations: Any) -> np.ndarray:
         """Returns estimates of the discounted return, `float32[N]` or a scalar, in the units of the env's rewards.
 
-        The return is that of sampled actions, discounted by the run's `gamma`, with rewards clipped as in training.
+        Actions are sampled, rewards are clipped as in training, and the return is discounted by the run's `gamma`.
         Reads the memory but does not advance it: call this before acting.
 
         Raises:
@@ -108,7 +108,7 @@ class Policy:
     def log_prob(self, observations: Any, actions: Any) -> np.ndarray:
         """Returns the log-probabilities of actions in nats, `float32[N]` or a scalar; for Box actions, log-densities.
 
-        With `action_transform` "clip", the density is that of the Gaussian, before clipping to the bounds. Reads the
+        With `action_transform` "clip", this is the density of the Gaussian, before clipping to the bounds. Reads the
         memory but does not advance it: call this before acting, or restore `memory` first.
 
         Raises:

@@ -199,7 +199,7 @@ def export(
     """Exports the policy of a run's checkpoint, and compares the two on random observations.
 
     The export includes the outermost wrappers of the run's envs as long as they are Gymnasium's RescaleAction,
-    ClipAction or RescaleObservation: its observations and actions are then those of the env inside them.
+    ClipAction or RescaleObservation: its observations and actions are then the ones inside these wrappers.
 
     Inputs have the dtypes of the env's observations. TFLite rounds float64 numbers to float32 before normalization, so
     the comparison fails if the policy depends on the lost digits.
@@ -207,10 +207,10 @@ def export(
     The export contains JSON with the names of its inputs and outputs: "inputs" and "outputs" map each name to the list
     of keys that lead to its leaf, and "state" has the "input", the "output" and the "size" of a recurrent policy's
     memory, or is null. "observation_space" and "action_space" describe one observation and one action, with null for
-    bounds that do not exist. "wrappers" are those of the env in training that change observations or actions, innermost
-    first: the "name", the "kwargs", and whether the export has "included" the wrapper. It is `assets.extra/policy.json`
-    in a SavedModel, `policy.json` in a TFLite file opened as a ZIP archive, and the metadata property `policy` of an
-    ONNX model.
+    bounds that do not exist. "wrappers" lists the wrappers of the training envs that change observations or actions,
+    innermost first: the "name", the "kwargs", and whether the export has "included" the wrapper. It is
+    `assets.extra/policy.json` in a SavedModel, `policy.json` in a TFLite file opened as a ZIP archive, and the metadata
+    property `policy` of an ONNX model.
 
     Args:
         run: A run folder that `ppo.train` made. `Run.open(path, trust_modules=True)` allows the import of its network.

@@ -63,10 +63,10 @@ class Checkpoints:
             progress: JSON values to store with the tensors.
             env_states: States of the envs, as `vecenv.state.dumps` returns them, if any.
             actions: Actions of the policy; see `recorded_actions`, if any.
-            best: Whether to replace the checkpoint `best`. The other checkpoints are then unchanged.
+            best: Whether to replace the checkpoint `best` instead of adding one.
         """
         final = self._folder / (BEST if best else f"step_{step:012d}")
-        part = self._folder / f"part_{secrets.token_hex(8)}"  # nobody can have put a link there
+        part = self._folder / f"part_{secrets.token_hex(8)}"  # a name that nobody can guess, so it is not a link
         try:
             for stale in (
                 *self._folder.glob("part_*"),
@@ -108,7 +108,7 @@ class Checkpoints:
         Args:
             which: As for `chosen`. Raises RunError if there is none that is valid.
             warn: Called with a message about each damaged checkpoint.
-            partial: Whether to restore only this instance's objects and skip env states and other objects.
+            partial: Whether to skip the states of the envs, and objects that this instance does not have.
             check: Called with the folder of each restored checkpoint. Raises ValueError if it is damaged.
         """
         found = chosen(self._folder, which)
@@ -161,7 +161,7 @@ def only_reward_moments(moments: RunningMoments) -> tf.train.Checkpoint:
 
 
 def _env_states(path: Path) -> dict[str, Any]:
-    """Returns the env states of a checkpoint, if any. The learner can be restored without them."""
+    """Returns the env states of a checkpoint, if any, or why they cannot be read: training can go on without them."""
     try:
         return {"env_states": vecenv.state.load(path / ENV_STATES)} if (path / ENV_STATES).exists() else {}
     except Exception as error:  # a damaged file can raise any exception
@@ -174,10 +174,10 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def chosen(folder: Path, which: str | int) -> list[Path]:
-    """Returns the checkpoints of which the last valid one is to be used, or raises RunError if there are none.
+    """Returns checkpoints, of which the last valid one counts, or raises RunError if there are none.
 
-    `which` is "latest" for all of them, oldest first; "best" for the one with the highest evaluation mean return;
-    or the number of env-steps of one of them.
+    `which` is "latest" for all of them, oldest first; "best" for the checkpoint with the highest mean return in an
+    evaluation; or the number of env-steps of a checkpoint.
     """
     found = list_checkpoints(folder)
     if which == LATEST and found:

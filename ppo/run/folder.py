@@ -242,7 +242,7 @@ class Run:
         return self._read_spaces()[1]["wrappers"]
 
     def _read_spaces(self) -> tuple[dict[str, Spaces], dict[str, Any]]:
-        """Returns the spaces of each team, and the other values of the file."""
+        """Returns the spaces of each team, and the remaining values of the file."""
         file = self.path / "spaces.json"
         try:
             values = json.loads(file.read_text())
@@ -377,7 +377,7 @@ def write_atomically(file: Path, text: str) -> None:
 
     Replaces a link instead of following it.
     """
-    part = file.with_name(f".part-{secrets.token_hex(8)}")  # nobody can have put a link there
+    part = file.with_name(f".part-{secrets.token_hex(8)}")  # a name that nobody can guess, so it is not a link
     try:
         with part.open("x") as stream:
             stream.write(text)

@@ -20,7 +20,7 @@ import tensorflow as tf
 from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.plugins.hparams import summary_v2 as hparams  # its documented home, `api`, also imports Keras
+from tensorboard.plugins.hparams import summary_v2 as hparams  # documented as `hparams.api`, which also imports Keras
 
 from ppo.config import Config
 from ppo.errors import RunError
@@ -69,7 +69,7 @@ def group_of(name: str) -> str | None:
 
 
 def with_means(of_teams: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Returns the metrics of an update for those of each team, by its name: means over the teams that have a metric.
+    """Combines the metrics of each team into the metrics of an update: means over the teams that have a metric.
 
     With several teams, the result also holds each team's own metrics, as `TEAM/NAME`.
     """
@@ -280,7 +280,7 @@ class MetricsWriter:
 
 def _trim_events(run: Run, env_steps: int) -> None:
     """Removes the events of later steps from the event files that earlier processes have written."""
-    for file in run.path.glob(f"events.out.tfevents.*.{'[0-9a-f]' * 16}.v2"):  # not those of callbacks
+    for file in run.path.glob(f"events.out.tfevents.*.{'[0-9a-f]' * 16}.v2"):  # callbacks write files with other names
         records = list(RawEventFileLoader(str(file)).Load())  # ends before a record that is incomplete
         kept = [record for record in records if Event.FromString(record).step <= env_steps]
         if len(kept) < len(records):

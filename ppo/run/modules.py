@@ -19,7 +19,7 @@ WRAPPERS = ("gymnasium.wrappers", "vecenv.wrappers")  # modules that need no tru
 def modules_of(config: Config, *, env: bool = True) -> dict[str, str]:
     """Returns the modules that a config names, by setting, such as "network='module:function'".
 
-    Without `env`, omits those of the env and the wrappers, which only the processes that build envs need.
+    Without `env`, omits the modules of the env and the wrappers, which only the processes that build envs need.
     """
     found = {} if config.network is None else {f"network={config.network!r}": config.network.partition(":")[0]}
     if not env:

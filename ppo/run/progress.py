@@ -47,7 +47,7 @@ class Progress:
     def count(self, rollouts: Rollouts, *, warn: Callable[[str], None]) -> None:
         """Counts an update, and the episodes that ended in the rollouts that it has learned from.
 
-        No other rollouts count: neither rollout 0, nor rollouts whose update failed.
+        Neither rollout 0 nor a rollout whose update failed counts.
         """
         self.updates += 1
         self.ahead = False

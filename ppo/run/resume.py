@@ -36,9 +36,9 @@ class Newest:
 
     Attributes:
         env_steps: Env-steps of the run that it holds.
-        complete: Whether a second checkpoint at these env-steps would hold no more: this one holds the states of the
-            envs, they can never be saved, or everything was tried because no training was to follow.
-        states: The states of the envs, after they were read from it and before the envs continue from them.
+        complete: Whether a second checkpoint at these env-steps would hold no more. This is so if the checkpoint holds
+            the states of the envs, if they can never be saved, or if it was the last attempt to save them.
+        states: The states of the envs that a resumed run has read from it; None once the envs continue from them.
         why_fresh: Why it holds no states of the envs, for a run that resumes from it; None if it holds them.
     """
 
@@ -49,13 +49,13 @@ class Newest:
 
 
 @dataclass(frozen=True)
-class States:
-    """The states of the envs for a checkpoint.
+class SavedStates:
+    """The states of the envs for a checkpoint, or why there are none.
 
     Attributes:
         content: The content of the file; None if there are no states.
-        why_fresh: Why there are no states.
-        never: Whether there can never be any.
+        why_fresh: Why there are no states; None if there are.
+        never: Whether they can never be saved.
         fault: The error after which the envs cannot be stepped any more, if there was one.
     """
 
@@ -80,28 +80,28 @@ class EnvStates:
     def __init__(self, collector: Collector, warn: Callable[[str], None]):
         self._collector, self._warn = collector, warn
         self._warned: set[str] = set()  # the reasons that were warned of
-        self._never: States | None = None  # the result of `save` if the states can never be saved
+        self._never: SavedStates | None = None  # the result of `save` if the states can never be saved
         self._took_s = self._ended_s = 0.0  # how long saving them took the last time, and when it ended
 
     @property
     def may_be_slow(self) -> bool:
-        """Whether it is not known that saving the states takes less time than a batch system grants."""
+        """Whether saving the states may take longer than `MAX_STATES_S`: it did the last time, or was never timed."""
         return not 0.0 < self._took_s <= MAX_STATES_S
 
-    def omitted(self, *, periodic: bool) -> States | None:
+    def omitted(self, *, periodic: bool) -> SavedStates | None:
         """Returns the result of `save` if it is known, or if a periodic checkpoint should not spend time on it."""
-        waits = time.perf_counter() - self._ended_s < self._took_s / STATES_SHARE
-        if periodic and self._took_s > MAX_STATES_S and waits:
-            return States(why_fresh=f"saving them took {self._took_s:.1f} s, so this checkpoint omits them")
+        too_soon = time.perf_counter() - self._ended_s < self._took_s / STATES_SHARE
+        if periodic and self._took_s > MAX_STATES_S and too_soon:
+            return SavedStates(why_fresh=f"saving them took {self._took_s:.1f} s, so this checkpoint omits them")
         return self._never
 
-    def save(self) -> States:
+    def save(self) -> SavedStates:
         """Returns the states of all envs, or the reason why there are none."""
         start = time.perf_counter()
         try:
             content = vecenv.state.dumps(self._collector.get_states())
         except (vecenv.WorkerDied, vecenv.StateError, multiprocessing.TimeoutError) as error:
-            return States(why_fresh=str(error), fault=error)
+            return SavedStates(why_fresh=str(error), fault=error)
         except Exception as error:  # an env's exception must not prevent the checkpoint
             reason = sentence_of(error)
             self._warn_once(
@@ -110,12 +110,12 @@ class EnvStates:
                 reason,
             )
             never = isinstance(error, vecenv.NotRestorable) and not isinstance(error, vecenv.NotRestorableNow)
-            states = States(why_fresh=reason, never=never)
+            states = SavedStates(why_fresh=reason, never=never)
             self._never = states if never else None
             return states
         self._ended_s = time.perf_counter()
         self._took_s = self._ended_s - start  # an attempt that failed says nothing
-        return States(content)
+        return SavedStates(content)
 
     def restore(self, states: list[Any] | None, why_fresh: str | None) -> bool:
         """Restores the states of a checkpoint and returns True, or warns of the reason why it cannot.
@@ -179,7 +179,10 @@ class Saver:
         self.newest: Newest | None = None
 
     def resume(self, config: Config) -> None:
-        """Restores the newest valid checkpoint, and writes the settings for the rest of the run."""
+        """Restores the progress and the modules from the newest valid checkpoint; writes the new settings of the run.
+
+        `restore_envs` then restores the states of the envs.
+        """
         values = self._checkpoints.restore(warn=self._callback.on_warning)
         try:
             self._progress.load(values)
@@ -190,13 +193,15 @@ class Saver:
                 f"checkpoint {path} lacks {error}, so it comes from another version of ppo: use the version in "
                 "versions.json, or train from scratch"
             ) from error
-        self.newest = Newest(self._progress.env_steps, True, values.get("env_states"), why_fresh)
+        self.newest = Newest(
+            self._progress.env_steps, complete=True, states=values.get("env_states"), why_fresh=why_fresh
+        )
         if change := schedule_change(self._run.read_config(), config, self._progress.updates):
             self._callback.on_warning(change)
         self._run.write_config(config)
 
     def restore_envs(self) -> bool:
-        """Restores the states of the envs from the checkpoint, if any, and returns whether this succeeded."""
+        """Restores the states of the envs that `resume` has read, if any, and returns whether this succeeded."""
         if self.newest is None:
             return False
         states, self.newest = self.newest.states, dataclasses.replace(self.newest, states=None)
@@ -220,7 +225,8 @@ class Saver:
             actions, states = self._actions(), self._omitted(periodic=periodic)
             if states is None:
                 if self._states.may_be_slow and not self._holds_last_update:
-                    self._write(actions, States(why_fresh="the process ended while it saved them"))
+                    # First without the states, because a batch system may kill this process while it saves them.
+                    self._write(actions, SavedStates(why_fresh="the process ended while it saved them"))
                 states = self._states.save()
             path = self._write(actions, states, complete=states.settled or not periodic)
             self._callback.on_checkpoint(self._progress.env_steps, path)
@@ -266,13 +272,13 @@ class Saver:
         """Whether the newest checkpoint holds the last finished update."""
         return self.newest is not None and self.newest.env_steps == self._progress.env_steps
 
-    def _omitted(self, *, periodic: bool) -> States | None:
+    def _omitted(self, *, periodic: bool) -> SavedStates | None:
         """Returns what a checkpoint holds instead of the states of the envs, or None if they should be saved."""
         if self._progress.ahead:  # the states would be newer than the policies
-            return States(why_fresh="a rollout that was not trained on was in progress")
+            return SavedStates(why_fresh="a rollout that was not trained on was in progress")
         return self._states.omitted(periodic=periodic)
 
-    def _write(self, actions: Recorded, states: States, *, complete: bool = False) -> Path:
+    def _write(self, actions: Recorded, states: SavedStates, *, complete: bool = False) -> Path:
         """Writes a checkpoint and returns its folder."""
         steps, values = self._progress.env_steps, {**self._progress.to_json(), "why_fresh": states.why_fresh}
         path = self._checkpoints.save(steps, values, states.content, actions)

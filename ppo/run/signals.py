@@ -82,7 +82,7 @@ def _may_handle(number: int) -> bool:
     handler = signal.getsignal(number)
     if number not in NOTICES:
         return handler not in (signal.SIG_IGN, None)  # None: installed from C, which Python cannot restore
-    # Python does not know handlers that were installed from C later, such as that of `faulthandler.register`.
+    # Python does not know handlers that were installed from C later, for example by `faulthandler.register`.
     installed = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_int)(("PyOS_getsig", ctypes.pythonapi))(number)
     return installed is None or isinstance(handler, _Handler)
 
@@ -140,7 +140,7 @@ def exit_on_second_signal() -> Iterator[None]:
         with suppress(ValueError):  # not in the main thread
             signal.set_wakeup_fd(-1)
 
-    os.register_at_fork(after_in_child=unwatch)  # a child's signals must not count as those of this process
+    os.register_at_fork(after_in_child=unwatch)  # a child's signals must not stop this process
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)

@@ -156,9 +156,9 @@ def affine_maps(wrappers: Sequence[Wrapper], part: Part, outside: gym.Space) -> 
 
 
 def _between(source: spaces.Box, target: spaces.Box) -> Affine | None:
-    """Returns the map of the bounds of one Box to those of another, or None if a range has no length.
+    """Returns the map from the bounds of one Box to the bounds of another, or None if a range has no length.
 
-    A component with one finite bound is shifted. One without bounds, or with bounds in one of the spaces only, stays.
+    A component with one finite bound is shifted. A component without bounds, or with bounds in one space only, stays.
     """
     if source.shape != target.shape:
         return None

@@ -406,9 +406,9 @@ def test_the_update_equals_the_slow_update(settings, make):
         check_predictions(collected, slow_agent, arrays)
         order = shuffled(config, update)
         expected = slow_update(config, slow_agent, slow_learner, arrays, collected, order, rate)
-        metrics = learner.update(collected, rate, tf.constant(order))
+        metrics = learner.update_in_graph(collected, rate, tf.constant(order))
         check_update((agent, learner), (slow_agent, slow_learner), metrics, expected)
-    assert learner.update.experimental_get_tracing_count() == 1
+    assert learner.update_in_graph.experimental_get_tracing_count() == 1
     assert collector.collect_in_graph.experimental_get_tracing_count() == 1
 
 
@@ -444,10 +444,10 @@ def test_a_policy_learns_where_its_agent_can_act_and_its_value_where_the_agent_l
             living, acting = (part.reshape(-1)[order].any(axis=1) for part in (some.lives, some.acts))
             assert (living & ~acting).any() and expected["gradient_steps"] == living.sum()
             assert name == "a" or not living.all()
-        metrics = team.learner.update(collected, rate, tf.constant(order))
+        metrics = team.learner.update_in_graph(collected, rate, tf.constant(order))
         fast, reference = ((part.agent, part.learner) for part in (team, slow_team))
         check_update(fast, reference, metrics, expected)
-    assert team.learner.update.experimental_get_tracing_count() == 1
+    assert team.learner.update_in_graph.experimental_get_tracing_count() == 1
 
 
 @pytest.mark.xla
@@ -456,7 +456,7 @@ def test_the_policy_and_the_value_function_learn_side_by_side(network):
     """TensorFlow runs two functions concurrently only if neither writes a variable that the other one uses."""
     _, envs, agent, learner, collector = parts(dataclasses.replace(CONFIG, network=network))
     envs.reset(seed=0)
-    learner.learn(*collector.collect(0, 0).collected, 0)
+    learner.update(*collector.collect(0, 0).collected, 0)
     parts_of_update = (*learner._chains, learner._new_estimates)
     functions = [function for part in parts_of_update for function in part._list_all_concrete_functions()]
     *chains, estimates = [
@@ -475,7 +475,7 @@ def test_gradients_of_the_policy_and_the_value_function_are_clipped_separately(s
         config = dataclasses.replace(CONFIG, value_coef=value_coef, max_grad_norm=1e-3, adam_epsilon=1.0, **settings)
         _, envs, agent, learner, collector = parts(config)
         envs.reset(seed=0)
-        learner.learn(*collector.collect(0, 0).collected, 0)
+        learner.update(*collector.collect(0, 0).collected, 0)
         found.append([variable.numpy() for variable in agent.learned_groups[0]])
         assert learner.optimizers[0].learned[-1] is agent.log_std
     for one, other in zip(*found, strict=True):
@@ -494,7 +494,7 @@ def test_a_network_with_common_layers_has_one_optimizer(settings):
 def test_a_custom_network_may_call_a_graph_function_with_a_loop():
     _, envs, agent, learner, collector = parts(dataclasses.replace(CONFIG, network=f"{__name__}:graph_function_twin"))
     envs.reset(seed=0)
-    learner.learn(*collector.collect(0, 0).collected, 0)
+    learner.update(*collector.collect(0, 0).collected, 0)
     agent.act(np.zeros([4, 3], np.float32), agent.initial_state(4))
 
 
@@ -516,7 +516,7 @@ def test_an_update_is_finite_even_if_actions_have_become_exp_450_times_as_likely
     mean, log_std = tf.unstack(collected.predictions.outputs, axis=-1)
     far = tf.stack([mean + 30 * tf.exp(log_std), log_std], axis=-1)
     collected = collected._replace(predictions=collected.predictions._replace(outputs=far))
-    metrics = learner.update(collected, tf.constant(1e-3), tf.constant(shuffled(CONFIG, 0)))
+    metrics = learner.update_in_graph(collected, tf.constant(1e-3), tf.constant(shuffled(CONFIG, 0)))
     assert all(np.isfinite(value) for value in metrics.values()) and metrics["approx_kl"] > 1e6
 
 
@@ -529,14 +529,14 @@ def test_without_a_living_agent_an_update_takes_no_step(settings):
     config = dataclasses.replace(CONFIG, env="", **settings)
     _, team, collect = parts_of_group(config, Turns, "b")
     arguments = tf.constant(1e-2), tf.constant(shuffled(config, 0))
-    team.learner.update(collect(0)[0], *arguments)
+    team.learner.update_in_graph(collect(0)[0], *arguments)
     collected, _ = collect(1)
     rollout = collected.rollout
     collected = collected._replace(rollout=rollout._replace(valid=tf.zeros_like(rollout.valid)))
     variables = [*team.agent.variables, *(v for adam in team.learner.optimizers for v in adam.variables)]
     before = [variable.numpy() for variable in variables]
     assert any(np.any(value) for value in before[len(team.agent.variables) :])
-    metrics = team.learner.update(collected, *arguments)
+    metrics = team.learner.update_in_graph(collected, *arguments)
     for variable, value in zip(variables, before, strict=True):
         np.testing.assert_array_equal(variable, value, err_msg=variable.name)
     assert metrics["gradient_steps"] == 0 and metrics["kl"] == 0
@@ -674,7 +674,7 @@ def test_a_custom_network_trains_like_the_same_built_in_network_and_compiles_onc
         learner.observe(*collector.collect(0, 0).collected)
         found, code = [], []
         for update in range(3):
-            found.append(learner.learn(*collector.collect(update, 0).collected, update))
+            found.append(learner.update(*collector.collect(update, 0).collected, update))
             code.append(compiled_code())
         assert len(set(code)) == 1, "XLA compiled more than once"
         metrics.append(found)
@@ -695,7 +695,7 @@ def test_training_reads_neither_released_slabs_nor_unwritten_rows(settings):
         envs.reset(seed=0)
         for update in range(5):
             (collected,) = collector.collect(update, 0).collected
-            learner.update(collected, tf.constant(1e-2), tf.constant(shuffled(config, update)))
+            learner.update_in_graph(collected, tf.constant(1e-2), tf.constant(shuffled(config, update)))
             if poisoned:
                 low = update % 2 * (config.num_steps + 1)
                 for array in vector.arrays.values():

@@ -126,7 +126,7 @@ def test_the_first_update_learns_from_normalized_observations(tmp_path, settings
     source = vecenv.SyncVectorEnv([Thousands] * 2, **ppo.vector_options(config)) if given else Thousands
     with trainer_of(tmp_path, config, source) as trainer:
         (team,) = trainer.teams
-        seen, update = [], team.learner.update
+        seen, update = [], team.learner.update_in_graph
 
         def spy(collected, *arguments):
             observations = collected.rollout.observations[:-1]
@@ -134,7 +134,7 @@ def test_the_first_update_learns_from_normalized_observations(tmp_path, settings
             seen.append(float(team.learner.rewards.moments.count))
             return update(collected, *arguments)
 
-        team.learner.update = spy
+        team.learner.update_in_graph = spy
         report = iterate(trainer)
         inputs, rewards = seen
         assert np.abs(inputs).max() < 5 and np.abs(inputs.mean(axis=0)).max() < 0.5 and rewards == 32

@@ -38,7 +38,7 @@ def test_samples_of_weight_0_do_not_count():
     moments = RunningMoments((2,), name="moments")
     for _ in range(2):
         moments.merge(statistics_of(samples, tf.zeros(3)))
-        assert moments.unseen and np.isfinite(moments.variance).all()
+        assert moments.is_empty and np.isfinite(moments.variance).all()
 
 
 def test_observations_are_normalized_and_clipped_and_only_update_changes_the_statistics():

@@ -1,4 +1,4 @@
-"""Tests of get_state and set_state, and of vecenv/state.py: restored envs continue exactly like the saved envs."""
+"""Tests of get_state and set_state, and of vecenv/state/: restored envs continue exactly like the saved envs."""
 
 import collections
 import ctypes

@@ -369,7 +369,7 @@ class ParallelVectorEnv(VectorEnv):
         return next(iter(values.values())) if len(self.groups) == 1 else values
 
     def _results(self, of_groups: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
-        """Returns a result of `reset` or `step` from those of each group."""
+        """Returns a result of `reset` or `step`, given the results of each group."""
         return tuple(
             self.from_groups(dict(zip(self.groups, part, strict=True))) for part in zip(*of_groups, strict=True)
         )

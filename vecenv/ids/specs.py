@@ -50,9 +50,9 @@ def remember_vector_env(env_id: str, outline: EnvSpec) -> None:
 def load_spec(env_id: str | EnvSpec) -> EnvSpec:
     """Returns the spec of an env, after importing the module of "module:id" in this process.
 
-    A class or function that is not registered gets a spec whose id is "module:name". The spec of "vecenv/ID" is that of
-    ID, because the arguments of `make_registered` are not the env's. Gymnasium's MuJoCo tasks get the vector form of
-    `vecenv.mujoco`.
+    A class or function that is not registered gets a spec whose id is "module:name". The spec of "vecenv/ID" is the
+    spec of ID, because the arguments of `make_registered` are not the env's. Gymnasium's MuJoCo tasks get the vector
+    form of `vecenv.mujoco`.
     """
     if isinstance(env_id, str):
         where, _, name = env_id.rpartition(":")

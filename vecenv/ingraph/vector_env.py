@@ -194,7 +194,7 @@ class InGraphVectorEnv:
     def step_copied(self, actions: Any) -> tuple[SimulatedStep, Any]:
         """Steps every env; returns copies of the results, and of the observations `[N, ...]` that the actions led to.
 
-        The latter are final observations where an episode ended. Requires SAME_STEP autoreset.
+        These successors are final observations where an episode ended. Requires SAME_STEP autoreset.
         """
         observed = self._observation_paths
         finals = [(layout.FINAL_OBSERVATION, *path[1:]) for path in observed]

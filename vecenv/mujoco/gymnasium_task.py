@@ -16,7 +16,7 @@ from vecenv.mujoco.episodes import Generators, Infos
 
 
 class GymnasiumTask(MujocoVectorEnv):
-    """A v5 task of Gymnasium. It takes the arguments of Gymnasium's class and those of `MujocoVectorEnv`.
+    """A v5 task of Gymnasium. It takes the arguments of Gymnasium's class and of `MujocoVectorEnv`.
 
     Attributes:
         args: The arguments of Gymnasium's class, such as `args.reset_noise_scale`.

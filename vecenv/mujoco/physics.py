@@ -44,7 +44,7 @@ _NAMED = ("actuator", "body", "geom", "joint", "sensor", "site", "tendon")
 class Batch(mujoco.batch.Batch):  # type: ignore[misc]
     """A batch that records which of its fields are in use, also those that are reached by the names of objects.
 
-    `derived` are the fields of MjData that every call computes and somebody reads, and `varied` are the fields of
+    `derived` are the fields of MjData that every call computes and that are read, and `varied` are the fields of
     MjModel with separate values for each simulation, both by name.
     """
 
@@ -248,7 +248,7 @@ os.register_at_fork(after_in_child=_restore_after_fork)
 
 
 class untimed:  # a class, because entering a generator with `contextlib.contextmanager` takes longer
-    """Stops MuJoCo from reading the clock inside a `with` block. Meanwhile, MuJoCo's timers in other threads are wrong.
+    """Stops MuJoCo from reading the clock inside a `with` block. MuJoCo's timers in other threads are wrong then.
 
     The pointer to the clock is never NULL, because another thread may be about to call it.
     """

@@ -76,7 +76,7 @@ class Episodes:
         """Adds one step of these rows to the totals and writes them. The last step has the totals of its episode.
 
         Args:
-            columns: Those of the slot of this step, with its rewards written.
+            columns: The columns of the slot of this step, with its rewards written.
             rows: The rows that were stepped: a list, or `slice(None)` for all.
             began: Rows that this step reset. For them, the step has no reward and is not counted.
             ended: Rows whose episode ended and whose next episode began, both in this step.

@@ -48,11 +48,12 @@ class _BatchSlot(Slot):
 class BatchRows(Rows):
     """The envs `first_env : first_env + n`, which one vector env steps in one call and resets itself.
 
-    This class checks the results and writes them to the rows. The arguments are those of `EnvRows`, with a `Batched`
+    This class checks the results and writes them to the rows. It takes the arguments of `EnvRows`, with a `Batched`
     instead of functions.
     """
 
     _env: Any  # exists once the rows are built
+    _slots: list[_BatchSlot]
 
     def __init__(self, batched: Batched, first_env: int, options: RowsOptions, next_step: Sequence[int] | None):
         super().__init__(first_env, options, np.array(next_step or [STEPS] * len(batched), np.int8))
@@ -270,7 +271,7 @@ class BatchRows(Rows):
         return f"step {self._episodes.totals(row)[1] + 1} of its episode"
 
     def _objects_of(self, infos: Any, rows: Any) -> StepObjects:
-        """Checks the infos of a call, and returns those of these rows.
+        """Checks the infos of a call, and returns the infos of these rows.
 
         Final observations are omitted, because they travel through memory.
         """

@@ -19,8 +19,16 @@ from vecenv.rows.autoreset import BEGINS, SKIPS, STEPS
 from vecenv.rows.checks import FALSE, NUMBERS
 from vecenv.rows.copies import copied, copiers
 from vecenv.rows.infos import columns_of
-from vecenv.rows.messages import NO_OBJECTS, EnvDescription, EnvSpaces, ResetCommand, RowsOptions, StepObjects
-from vecenv.rows.observations import observation_writer
+from vecenv.rows.messages import (
+    NO_OBJECTS,
+    EnvDescription,
+    EnvSpaces,
+    ObjectLeaves,
+    ResetCommand,
+    RowsOptions,
+    StepObjects,
+)
+from vecenv.rows.observations import Write, observation_writer
 from vecenv.rows.other_apis import check_env, reset_result
 from vecenv.rows.rows import Rows, Slot
 from vecenv.state.envs import check_classes, restore, state_of
@@ -29,6 +37,8 @@ from vecenv.tree import Path
 
 class EnvRows(Rows):
     """The envs `first_env : first_env + n`, stepped one by one. Rows taken over from a dead process get `next_step`."""
+
+    _slots: list[_EnvSlot]
 
     def __init__(
         self,
@@ -39,7 +49,7 @@ class EnvRows(Rows):
     ):
         super().__init__(first_env, options, list(next_step or [STEPS] * len(env_fns)))
         self._env_fns, self._taken_over = env_fns, bool(next_step)
-        self._objects: dict[Path, dict[int, Any]] = {}  # new values of leaves without memory
+        self._object_leaves: ObjectLeaves = {}  # new values since the last reply
         self._every_row = range(len(env_fns))
 
     def build(self) -> EnvDescription:
@@ -164,7 +174,7 @@ class EnvRows(Rows):
         if self._checks_finite:
             written = [i for i in rows if i not in skipped] if skipped else index
             self._guarded(None, "step", self._check_finite, at, written, ended)
-        return self._objects_of(infos) if infos or self._objects else NO_OBJECTS
+        return self._objects_of(infos) if infos or self._object_leaves else NO_OBJECTS
 
     def step_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> Iterator[tuple[list[int], StepObjects]]:
         if self._options.own_copies and orders[0][1] is not None:  # in each order, or in none
@@ -265,26 +275,29 @@ class EnvRows(Rows):
         return [copied(action) for action in one_by_one] if given and self._options.own_copies else one_by_one
 
     def _objects_of(self, infos: list[tuple[int, dict[str, Any]]]) -> StepObjects:
-        """Returns the infos of these envs and the new values of leaves that have no memory, and clears the latter."""
+        """Returns the infos of these envs and the new values of object leaves; clears these values."""
         leaves = {
             path: {self.first_env + row: value for row, value in rows.items()}
-            for path, rows in self._objects.items()
+            for path, rows in self._object_leaves.items()
             if rows
         }
-        for rows in self._objects.values():
+        for rows in self._object_leaves.values():
             rows.clear()
         return StepObjects(columns_of(infos), leaves) if infos or leaves else NO_OBJECTS
 
 
 class _EnvSlot(Slot):
+    write_final: Write  # exists with SAME_STEP
+
     def __init__(self, rows: EnvRows, views: dict[Path, np.ndarray]):
         space, first_env = rows._observation_space, rows.first_env
         super().__init__(views, space, rows._action_space)
         self.rewards: Any = views[layout.REWARD].data  # a memoryview sets single numbers faster than an array
-        self.write = observation_writer(space, views, rows._objects, layout.OBSERVATION, first_env)
-        self.write_final: Any = None
+        self.write = observation_writer(space, views, rows._object_leaves, layout.OBSERVATION, first_env)
         if rows._same_step:
-            self.write_final = observation_writer(space, views, rows._objects, layout.FINAL_OBSERVATION, first_env)
+            self.write_final = observation_writer(
+                space, views, rows._object_leaves, layout.FINAL_OBSERVATION, first_env
+            )
 
 
 def _innermost(env: Any) -> Any:

@@ -1,7 +1,7 @@
 """Selected info values of an episode, stored in memory as one float64 per env.
 
-Each step of an episode writes the values so far; the last step writes those of the episode. In rows that have not been
-stepped since a reset, the memory is undefined.
+Each step of an episode writes the values so far; the last step writes the values of the whole episode. In rows that
+have not been stepped since a reset, the memory is undefined.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def find_in_batch(infos: Any, key: str, row: int) -> Any:
 
 
 def find_rows(infos: Any, key: str, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """Returns those of the rows that have a value in batched infos, and their values.
+    """Returns the given rows that have a value in batched infos, and their values.
 
     None if the values are not an array of numbers `[N]` under the key itself: use `find_in_batch`, which is slower.
     """

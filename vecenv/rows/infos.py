@@ -160,9 +160,10 @@ def check_masks(infos: Mapping[Any, Any], num_envs: int) -> None:
 def batched_infos(columns: Iterable[Column], num_envs: int, positions: np.ndarray | None = None) -> dict[Any, Any]:
     """Returns the batched infos of N envs. The caller owns all arrays.
 
-    The result is that of Gymnasium, but no value is changed to fit the values of other envs. Gymnasium takes dtype and
-    shape from the first env that has a key, so an int that comes first truncates later floats. Here, numbers get a
-    common dtype (True among ints is 1). If no common dtype can hold all values, they become an array of objects.
+    The result is the same as Gymnasium's, except that no value is changed to fit the values of other envs. Gymnasium
+    takes dtype and shape from the first env that has a key, so an int that comes first truncates later floats. Here,
+    numbers get a common dtype (True among ints is 1). If no common dtype can hold all values, they become an array of
+    objects.
 
     Args:
         columns: The columns, with at most one value per key and env.
@@ -329,7 +330,7 @@ def _values_of(column: Column) -> list[Any]:
 
 
 def _elements(values: np.ndarray) -> list[Any]:
-    """Returns the elements of an array; those of float64, int64 and bool vectors as Python numbers."""
+    """Returns the elements of an array, as Python numbers if it is a float64, int64 or bool vector."""
     return values.tolist() if values.ndim == 1 and values.dtype in _PYTHONS else list(values)
 
 

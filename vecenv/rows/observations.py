@@ -41,7 +41,7 @@ def as_float32(space: gym.Space) -> gym.Space:
 def observation_writer(
     space: gym.Space,
     views: Mapping[Path, np.ndarray],
-    objects: ObjectLeaves,
+    object_leaves: ObjectLeaves,
     field: str,
     first_env: int = 0,
     names: Sequence[str] | None = None,
@@ -51,7 +51,7 @@ def observation_writer(
     Args:
         space: The observation space of the envs.
         views: The rows of one slot: `[n, *shape]` for every field.
-        objects: Receives copies of the values of leaves that have no memory, and of numbers in final observations.
+        object_leaves: Receives copies of the values of object leaves, and of numbers in final observations.
         field: "observation" or "final_observation".
         first_env, names: What messages call the rows: these names, or the numbers of the envs.
     """
@@ -63,7 +63,7 @@ def observation_writer(
             writers.append((path, _row_writer(leaf, views[(field, *path)], path, names)))
         # Gymnasium returns a final observation as the env returned it, and a number may be of several types.
         if not tree.is_fixed(leaf) or (field == layout.FINAL_OBSERVATION and leaf.shape == ()):
-            writers.append((path, _object_writer(objects.setdefault((field, *path), {}))))
+            writers.append((path, _object_writer(object_leaves.setdefault((field, *path), {}))))
     if len(writers) == 1 and writers[0][0] == ():
         return writers[0][1]
 

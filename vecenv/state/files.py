@@ -24,7 +24,7 @@ def save(path: str | os.PathLike, states: Any) -> None:
         TypeError: If `states` contain a value that no `get_state()` returns.
     """
     content = dumps(states)
-    draft = Path(f"{os.fspath(path)}.{secrets.token_hex(8)}.part")  # nobody can have put a link there
+    draft = Path(f"{os.fspath(path)}.{secrets.token_hex(8)}.part")  # a name that nobody can guess, so it is not a link
     try:
         with draft.open("xb") as file:
             file.write(content)

@@ -14,7 +14,7 @@ from vecenv.tree import Path
 
 
 class ActionWriter:
-    """Checks batches of actions of one env's space, and writes them to memory."""
+    """Checks batches of actions, and writes them to memory. `space` is the action space of one env."""
 
     def __init__(self, space: Space, arrays: Mapping[Path, np.ndarray]):
         self._space = space

@@ -175,7 +175,7 @@ class AsyncVectorEnv(PooledVectorEnv):
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """Waits at most `timeout` seconds for the envs; returns observations and infos."""
         self._assert_pending(State.RESET)
-        return self._finish_with(RESET, self._results.after_reset, timeout)
+        return self._finish_batch(RESET, self._results.after_reset, timeout)
 
     def step_async(self, actions: Any) -> None:
         """Begins the step whose results `step_wait` returns."""
@@ -184,7 +184,7 @@ class AsyncVectorEnv(PooledVectorEnv):
     def step_wait(self, timeout: float | None = None) -> StepResult:
         """Waits at most `timeout` seconds for the envs; returns the result of `step`."""
         self._assert_pending(State.STEP)
-        return self._finish_with(STEP, self._results.after_step, timeout)
+        return self._finish_batch(STEP, self._results.after_step, timeout)
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
         """Begins the call whose results `call_wait` returns."""

@@ -104,10 +104,10 @@ class ResultAssembler:
         self._update_object_leaves(objects.leaves)
         return self._returned_observations(slot), self._rewards[slot].copy(), terminated, truncated, infos
 
-    def of_envs(self, slot: int, ids: np.ndarray, objects: StepObjects) -> PartialBatch:
+    def after_recv(self, slot: int, ids: np.ndarray, objects: StepObjects) -> PartialBatch:
         """Returns the result of `recv` for these envs."""
 
-        # Owner: the parent owns these rows again and copies them here. Workers may be writing other rows meanwhile.
+        # Owner: the parent, the rows of these envs, which it copies here. Workers may still write other rows.
         def leaf(path: Path) -> Any:
             array = self._arrays.get((layout.OBSERVATION, *path))
             if array is None:
@@ -160,7 +160,7 @@ class ResultAssembler:
     ) -> None:
         """Adds the final observations of the envs `ids`, `[M]`, where an episode has ended, to their infos.
 
-        Order: before `_update_object_leaves`.
+        Order: before `_update_object_leaves`. The final observation of a cut episode is the previous observation.
         """
         if np.count_nonzero(ended):
             finals = np.full(len(ids), None)

@@ -18,7 +18,7 @@ from vecenv.workers.local_pool import LocalPool
 class SyncVectorEnv(PooledVectorEnv):
     """Steps its envs one by one in this process; a drop-in replacement for `gymnasium.vector.SyncVectorEnv`.
 
-    The arguments are those of `AsyncVectorEnv`, except the ones that concern workers. Exceptions raised by envs
+    It takes the arguments of `AsyncVectorEnv`, except those that concern workers. Exceptions raised by envs
     propagate unchanged. As in Gymnasium, the envs share what their functions capture, and options and other arguments,
     with each other and with the caller.
 

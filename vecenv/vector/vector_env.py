@@ -65,7 +65,7 @@ class State(Enum):
     IN_FLIGHT = "send"
     """Some envs are between `send` and `recv`."""
     BROKEN = "broken"
-    """Envs may be in an unknown state, or replies may be pending that nobody will read. Only `close` is legal."""
+    """Envs may be in an unknown state, or replies may be pending that will never be read. Only `close` is legal."""
     CLOSED = "closed"
     FORKED = "forked"
     """This process is a fork of the one that built the envs, and cannot use their workers or threads."""
@@ -175,12 +175,24 @@ class PooledVectorEnv(VectorEnv):
         """Resets every env, or the envs in `options["reset_mask"]`; returns observations and infos."""
         self._assert_idle("reset")
         self._begin_reset(self._next_slot(), seed, options)
-        return self._finish_with(RESET, self._results.after_reset, None)
+        return self._finish_batch(RESET, self._results.after_reset, None)
 
     def step(self, actions: Any) -> StepResult:
         """Steps every env; returns observations, float64 rewards[N], bool terminated[N] and truncated[N], infos."""
         self._begin_step(actions, self._next_slot())
-        return self._finish_with(STEP, self._results.after_step, None)
+        return self._finish_batch(STEP, self._results.after_step, None)
+
+    def _begin_reset(self, slot: int, seed: Seeds, options: dict[str, Any] | None) -> None:
+        seeds = seed_of_each(seed, self.num_envs)
+        options, mask = split_reset_mask(options, self.num_envs)
+        if mask is not None:
+            # Owner: the caller, until the command passes the rows of `slot` to the workers.
+            self._copy_newest(slot, ~mask)
+        commands = [
+            ResetCommand(seeds[run.rows], options, None if mask is None else mask[run.rows])
+            for run in self._pool.ranges
+        ]
+        self._begin(RESET, slot, commands, State.RESET)
 
     def _begin_step(self, actions: Any, slot: int) -> None:
         if self._state is not _IDLE:
@@ -190,10 +202,10 @@ class PooledVectorEnv(VectorEnv):
         unfit = self._actions.put(actions, slot)
         self._begin(STEP, slot, None if unfit is None else self._split(unfit), _STEP)
 
-    def _finish_with(
+    def _finish_batch(
         self, command: BatchCommandType, assemble: Callable[[int, StepObjects], Result], timeout: float | None
     ) -> Result:
-        """Waits for the step or the reset in progress; returns its assembled result."""
+        """Waits for the step or the reset in progress; returns what `assemble` makes of its batch."""
         replies = self._finish(command, timeout)
         slot = self._slot = self._pending_slot
         self._has_batch = True
@@ -213,49 +225,7 @@ class PooledVectorEnv(VectorEnv):
         return result
 
     def _mark_cut(self, slot: int, envs: Sequence[int]) -> None:
-        """Called before the results of a step are read that reports the cut episodes of these envs."""
-
-    def reset_slot(self, slot: int, *, seed: Seeds = None, timeout: float | None = None) -> None:
-        """Resets all envs as `reset` does and writes the batch to `slot`. Infos are discarded.
-
-        Waits at most `timeout` seconds for worker processes.
-        """
-        self._assert_idle("reset")
-        self._begin_reset(slot, seed, None)
-        self._finish_with(RESET, _discard, timeout)
-
-    def _begin_reset(self, slot: int, seed: Seeds, options: dict[str, Any] | None) -> None:
-        seeds = seed_of_each(seed, self.num_envs)
-        options, mask = split_reset_mask(options, self.num_envs)
-        if mask is not None:
-            # Owner: the caller, until the command passes the rows of `slot` to the workers.
-            self._copy_newest(slot, ~mask)
-        commands = [
-            ResetCommand(seeds[run.rows], options, None if mask is None else mask[run.rows])
-            for run in self._pool.ranges
-        ]
-        self._begin(RESET, slot, commands, State.RESET)
-
-    def step_slot(self, slot: int, actions: Any, *, timeout: float | None = None) -> None:
-        """Steps the envs as `step` does and writes the batch to `slot`. Infos are discarded.
-
-        Waits at most `timeout` seconds for worker processes.
-        """
-        self._begin_step(actions, slot)
-        self._finish_with(STEP, _discard, timeout)
-
-    def move_newest(self, slot: int) -> None:
-        """Copies the newest batch to another slot, which then holds the newest batch."""
-        self._assert_idle("move_newest")
-        # Owner: the caller, all rows of both slots, until the next step or reset.
-        self._copy_newest(slot, slice(None))
-        self._slot = slot
-
-    def _copy_newest(self, slot: int, rows: Any) -> None:
-        """Copies rows of the newest batch, without actions and final observations, which no later step reads."""
-        for path, array in self.arrays.items():
-            if path[0] not in (layout.ACTION, layout.FINAL_OBSERVATION):
-                array[slot, rows] = array[self._slot, rows]
+        """Called when a step reports that the episodes of these envs were cut, before its results are read."""
 
     def _begin(self, command: RowsCommandType[P, R], slot: int, payloads: Sequence[P] | None, state: State) -> None:
         """Sends a command. If it cannot be encoded, no env receives it, and the newest batch stays the newest."""
@@ -270,7 +240,7 @@ class PooledVectorEnv(VectorEnv):
     def _finish(self, command: RowsCommandType[P, R], timeout: float | None) -> list[R]:
         """Waits for the command in progress; returns one reply per range. The caller sets the state to IDLE.
 
-        Until then, the vector env is broken: an interrupt leaves replies that nobody reads, or loses their results.
+        Until then, the vector env is broken: after an interrupt, replies are never read, or their results are lost.
         """
         self._state = _BROKEN
         try:
@@ -352,9 +322,39 @@ class PooledVectorEnv(VectorEnv):
         self._in_flight[ids] = False
         if objects.cut:
             self._mark_cut(self._slot, objects.cut)
-        batch = self._results.of_envs(self._slot, np.array(ids, dtype=np.int64), objects)
+        batch = self._results.after_recv(self._slot, np.array(ids, dtype=np.int64), objects)
         self._state = State.IN_FLIGHT if len(ids) < in_flight else _IDLE
         return batch
+
+    def reset_slot(self, slot: int, *, seed: Seeds = None, timeout: float | None = None) -> None:
+        """Resets all envs as `reset` does and writes the batch to `slot`. Infos are discarded.
+
+        Waits at most `timeout` seconds for worker processes.
+        """
+        self._assert_idle("reset")
+        self._begin_reset(slot, seed, None)
+        self._finish_batch(RESET, _discard, timeout)
+
+    def step_slot(self, slot: int, actions: Any, *, timeout: float | None = None) -> None:
+        """Steps the envs as `step` does and writes the batch to `slot`. Infos are discarded.
+
+        Waits at most `timeout` seconds for worker processes.
+        """
+        self._begin_step(actions, slot)
+        self._finish_batch(STEP, _discard, timeout)
+
+    def move_newest(self, slot: int) -> None:
+        """Copies the newest batch to another slot, which then holds the newest batch."""
+        self._assert_idle("move_newest")
+        # Owner: the caller, all rows of both slots, until the next step or reset.
+        self._copy_newest(slot, slice(None))
+        self._slot = slot
+
+    def _copy_newest(self, slot: int, rows: Any) -> None:
+        """Copies rows of the newest batch, without actions and final observations, which no later step reads."""
+        for path, array in self.arrays.items():
+            if path[0] not in (layout.ACTION, layout.FINAL_OBSERVATION):
+                array[slot, rows] = array[self._slot, rows]
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Calls the method, or reads the attribute, `name` of every env.

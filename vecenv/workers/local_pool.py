@@ -99,9 +99,8 @@ class LocalPool(Pool):
                 self._rows.close()
             except Exception as error:  # as with workers, what the envs have done is not lost
                 logger.warn(f"an env raised in close():\n{''.join(traceback.format_exception(error))}")
-            self._rows = (
-                None  # only now: Ctrl-C may interrupt an env's close(), and the next call closes the other envs
-            )
+            # Order: after closing the envs. If Ctrl-C interrupts an env's close(), the next call closes the other envs.
+            self._rows = None
 
 
 def _copy(actions: Any) -> Any:

@@ -35,7 +35,8 @@ class PendingCommand:
         payloads: Its payloads, one per worker. Known only if workers are restarted; empty if it has none.
         replies: The payload of each worker's reply.
         count: The number of workers that have replied.
-        errors: The errors of workers, by index. Only a command between steps has any.
+        errors: The errors of workers, by index. Only a command with `between_steps` collects them; an error in any
+            other command is raised at once.
     """
 
     payloads: Sequence[Any] = ()
@@ -63,7 +64,7 @@ class PendingCommand:
         return [worker for worker in workers if self.replies[worker.index] is _MISSING]
 
     def in_flight(self, worker: WorkerHandle) -> list[int]:
-        """Returns the envs of a worker whose rows it steps in place: none."""
+        """Returns the envs of a worker whose rows it steps in place: none, because a step writes the next slot."""
         return []
 
     def send_again(self, worker: WorkerHandle) -> bytes:
@@ -76,7 +77,7 @@ class PendingCommand:
 
 
 class PendingRows:
-    """Steps of some envs, whose rows are done one after the other. More can be added while others are in flight.
+    """Steps of some envs, whose rows are done one after the other. Envs can be added while other envs are in flight.
 
     Attributes:
         slot: The slot whose rows are stepped in place.

@@ -2,6 +2,10 @@
 
 One step passes through three modules: `begin` sends STEP through the `Messenger` and remembers a `PendingCommand`;
 `finish` passes the messages that the `Messenger` yields to the `PendingCommand`, until it has all replies.
+
+A dead worker is replaced while a command is sent or received: `_replace` starts another process, `cut` says what the
+next step of each of its rows does, and the new process gets the command that the dead one has not answered. When the
+next step of these rows is complete, `report` turns it into the last step of the episodes that were cut.
 """
 
 from __future__ import annotations
@@ -19,13 +23,14 @@ from vecenv.memory.layout import Layout
 from vecenv.resources import available_cores, cpu_quota
 from vecenv.rows.batched import Batched
 from vecenv.rows.messages import EnvDescription, RowsOptions, StepObjects
-from vecenv.workers import faults, processes
+from vecenv.workers import faults
 from vecenv.workers.faults import decoded
 from vecenv.workers.launch import interrupts_deferred
 from vecenv.workers.messenger import BadMessage, DeadlinePassed, Messenger, WorkerGone, WorkerHandle
 from vecenv.workers.pending import PendingCommand, PendingRows
 from vecenv.workers.pipes import Deadline
 from vecenv.workers.pool import CommandFailed, EnvRange, NotSent, Pool, RowsLate
+from vecenv.workers.processes import WorkerStarter, shut_down
 from vecenv.workers.protocol import (
     ATTACH,
     ERROR,
@@ -47,11 +52,11 @@ def _end(workers: list[WorkerHandle], grace_s: float, blocks: list[Block]) -> No
     """Ends the processes and releases the memory that was shared with them."""
     while blocks:
         blocks.pop().close()
-    processes.shut_down(workers, grace_s)
+    shut_down(workers, grace_s)
 
 
 class ProcessPool(Pool):
-    """A pool of W processes, each with a contiguous range of envs. The arguments are those of `AsyncVectorEnv`.
+    """A pool of W processes, each with a contiguous range of envs. See `AsyncVectorEnv` for the arguments.
 
     With `restart`, a worker that died is restarted. Otherwise its death raises `WorkerDied`.
     """
@@ -71,9 +76,7 @@ class ProcessPool(Pool):
     ):
         # A quota of CPU time also counts the spinning of this process; on a core of its own, spinning costs nothing.
         spin = len(ranges) <= available_cores() and len(ranges) < cpu_quota()
-        self._starter = processes.WorkerStarter(
-            env_fns, ranges, options, worker_init, context=context, daemon=daemon, spin=spin
-        )
+        self._starter = WorkerStarter(env_fns, ranges, options, worker_init, context=context, daemon=daemon, spin=spin)
         self.ranges = ranges
         self.workers: list[WorkerHandle] = []
         self._messenger = Messenger(self.workers, spin=spin)
@@ -84,10 +87,10 @@ class ProcessPool(Pool):
         self._restarts: Restarts | None = None  # exists if dead workers are restarted, once there is memory
         self._layout: Layout | None = None
         self._blocks: list[Block] = []  # the block of memory, once there is one
-        # The command in progress, if there is one: from `begin` to `finish`, or from the first `send_rows` to the
-        # `receive_rows` that returns the last of the rows.
-        self._command: PendingCommand | None = None
-        self._rows: PendingRows | None = None
+        # In progress: a command from `begin` to `finish`, or rows from the first `send_rows` to the `receive_rows` that
+        # returns the last of them. Never both.
+        self._pending_command: PendingCommand | None = None
+        self._pending_rows: PendingRows | None = None
         # A module function and a list, not a method, because a finalizer that holds `self` would keep it alive.
         # multiprocessing's Finalize runs before multiprocessing joins all children at exit, and does nothing in a
         # process that was forked from this one.
@@ -105,9 +108,9 @@ class ProcessPool(Pool):
         self._messenger.listen()
         if not self._restart:
             self._starter.forget()
-        self._command = PendingCommand(START, 0, frames)
+        self._pending_command = PendingCommand(START, 0, frames)
         for gone in self._messenger.send(zip(self.workers, frames, strict=True)):
-            self._replace(gone, self._command)
+            self._replace(gone, self._pending_command)
         frames.clear()  # they may be large, and START is not sent again to a worker that dies
         descriptions = self.finish(START, self._start_timeout_s)
         if self._restart and not all(description.steps_subsets for description in descriptions):
@@ -137,7 +140,7 @@ class ProcessPool(Pool):
                 frames = [encode(command.kind, slot, payload) for payload in payloads]
         except Exception as error:
             raise NotSent(error) from None
-        self._command = pending = PendingCommand(command, slot, frames)
+        self._pending_command = pending = PendingCommand(command, slot, frames)
         if self._restarts is not None and payloads is not None:
             pending.payloads = payloads
         for gone in self._messenger.send(zip(self.workers, frames, strict=True)):
@@ -145,11 +148,11 @@ class ProcessPool(Pool):
 
     def finish(self, command: CommandType[P, R], timeout: float | None = None) -> list[R]:
         deadline = None if timeout is None else Deadline(timeout, extensible=True)
-        pending = self._command
+        pending = self._pending_command
         assert pending is not None
         if not self._receive(pending, len(self.workers), deadline):
             raise faults.timed_out(pending.missing(self.workers), command.doing, timeout)
-        self._command = None
+        self._pending_command = None
         # Owner: from here on, the caller owns the whole slot of a step or a reset.
         if self._restarts is not None:
             self._restarts.finish(pending)
@@ -170,7 +173,7 @@ class ProcessPool(Pool):
         envs = [env for env, _ in orders]
         if self._restarts is not None:
             self._restarts.back_up(envs)
-        self._rows = pending = self._rows or PendingRows(slot, self._restarts)
+        self._pending_rows = pending = self._pending_rows or PendingRows(slot, self._restarts)
         assert pending.slot == slot
         pending.add(envs)
         for gone in self._messenger.send(frames):
@@ -178,7 +181,7 @@ class ProcessPool(Pool):
 
     def receive_rows(self, min_envs: int, timeout: float | None) -> tuple[list[int], StepObjects]:
         deadline = None if timeout is None else Deadline(timeout)
-        pending = self._rows
+        pending = self._pending_rows
         assert pending is not None
         everything = pending.count + len(pending.envs)
         self._receive(pending, everything, Deadline(0.0))  # takes what has arrived already
@@ -188,7 +191,7 @@ class ProcessPool(Pool):
                 f"done, no answer yet from envs {pending.envs}. You may call `recv` again."
             )
         if not pending.envs:
-            self._rows = None
+            self._pending_rows = None
         return pending.take()
 
     def close(self, grace_s: float) -> None:
@@ -196,7 +199,7 @@ class ProcessPool(Pool):
         self._finalizer.cancel()  # only now: Ctrl-C may interrupt the wait for the workers, and they must still end
 
     def _receive(self, pending: PendingCommand | PendingRows, wanted: int, deadline: Deadline | None) -> bool:
-        """Passes messages to the command in progress until it counts `wanted`; returns False after the deadline."""
+        """Passes messages to `pending` until its count is `wanted`; returns whether it is before the deadline."""
         while pending.count < wanted:
             try:
                 for worker, (kind, slot, payload) in self._messenger.messages(deadline):
@@ -212,7 +215,7 @@ class ProcessPool(Pool):
         return pending.count >= wanted
 
     def _replace(self, gone: WorkerGone, pending: PendingCommand | PendingRows) -> None:
-        """Restarts a dead worker, or raises."""
+        """Restarts a worker that is gone, or raises WorkerDied if it should not be restarted."""
         worker, restarts = gone.worker, self._restarts
         died = faults.worker_died(worker, pending.command.doing, restarts=self._restart)
         if restarts is None:
@@ -229,7 +232,7 @@ class ProcessPool(Pool):
     def _start_again(self, index: int, pending: PendingCommand | PendingRows, restarts: Restarts) -> None:
         """Replaces a dead process, and sends the new one the command that the dead one did not answer.
 
-        Raises WorkerGone if the new process dies meanwhile.
+        Raises WorkerGone if the new process dies before it has received the command.
         """
         dead = self.workers[index]
         with interrupts_deferred():
@@ -255,7 +258,7 @@ class ProcessPool(Pool):
         self._ask(worker, None)
 
     def _ask(self, worker: WorkerHandle, frame: bytes | None) -> Any:
-        """Returns the reply of one worker to a frame, or to the previous message if the frame is None.
+        """Sends a frame, if there is one, to a worker and returns its next reply.
 
         Raises WorkerGone, and TimeoutError after `start_timeout_s`.
         """

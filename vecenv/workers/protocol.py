@@ -64,7 +64,7 @@ Message = tuple[int, int, bytes | bytearray | None]
 
 
 class Kind(IntEnum):
-    """The kind of a message. A worker has a method of the same name for each command."""
+    """The kind of a message. `COMMANDS` has the record of each command."""
 
     START = 1
     ATTACH = 2
@@ -194,11 +194,11 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, eq=False)
 class CommandType(Generic[P, R]):
-    """A command of the table: `CommandType[payload, reply]`. A worker carries it out with its method of the same name.
+    """A command of the table: `CommandType[payload, reply]`. The worker's `CommandServer` has a method for it.
 
     Attributes:
         kind: Its kind on the wire.
-        doing: What a worker does meanwhile, for messages: "construction", "step", "call".
+        doing: What a worker does during the command, for messages: "construction", "step", "call".
         between_steps: Whether the command leaves no env in the middle of a step. If so, an error in it does not break
             the vector env, and is raised only after all workers have replied.
     """
@@ -211,6 +211,8 @@ class CommandType(Generic[P, R]):
 @dataclass(frozen=True, eq=False)
 class RowsCommandType(CommandType[P, R]):
     """A command to all rows, which `Pool.begin` accepts. The rows carry it out, in a worker or in this process.
+
+    `CommandServer` needs no method for it. It has one for APPLY, which gives each env its own copy of the function.
 
     Attributes:
         carry_out: Calls the method of the rows: `carry_out(rows, slot, payload)`. Commands that write no rows ignore

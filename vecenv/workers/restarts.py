@@ -113,7 +113,7 @@ class Restarts:
         return StepObjects(infos, {}, cut)
 
     def finish(self, pending: PendingCommand) -> None:
-        """Reports the cut episodes in the replies to a step; notes what another command changes about the cuts.
+        """Adds the cut episodes to the replies to a step; after any other command, updates which cuts are unreported.
 
         Called when all workers have replied. Raises CommandFailed if states cannot be saved because of an unreported
         cut.

@@ -1,7 +1,6 @@
 """The worker process: owns some envs and their rows of shared memory, and serves commands in a loop.
 
-This module knows nothing about envs. `vecenv.rows` steps them, in the same way as for a vector env without worker
-processes.
+`vecenv.rows` builds and steps the envs, in the same way as for a vector env without worker processes.
 """
 
 from __future__ import annotations
@@ -157,7 +156,7 @@ class Phase(Enum):
 
 
 class CommandServer:
-    """Serves commands. Some have a method of the same name here; the rows carry out the remaining ones."""
+    """Serves commands: those that have a method of the same name here, and those that the rows carry out."""
 
     rows: Rows  # exists from OPEN on
 
