@@ -212,12 +212,17 @@ class Deadline:
 
     def slice(self) -> float:
         """Returns for how many seconds to wait before the next call; 0 if the deadline has passed."""
-        now = time.monotonic()
-        if now > self._due + LATE_S:
-            self._end = now + self._seconds
+        now = self.awake()
         seconds = min(max(self._end - now, 0.0), SLICE_S)
         self._due = now + seconds
         return seconds
+
+    def awake(self) -> float:
+        """Ends a slice, and returns the time. If the slice ended late, the wait starts again."""
+        now = time.monotonic()
+        if now > self._due + LATE_S:
+            self._end = now + self._seconds
+        return now
 
 
 class Waiter:
@@ -257,4 +262,6 @@ class Waiter:
         while not events and left != 0.0:
             left = None if deadline is None else deadline.slice()
             events = self._poll.poll(None if left is None else left * 1e3)
+        if deadline is not None:
+            deadline.awake()  # also if a message has ended the slice: it may be the first after a suspension
         return [self._index[number] for number, _ in events]
