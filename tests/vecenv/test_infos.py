@@ -151,6 +151,16 @@ def test_mixed_values_of_different_envs_are_not_converted(order):
             assert batched_infos(columns, 2)["x"].tolist() == given
 
 
+@pytest.mark.parametrize("value", [np.float64(1), np.int64(1), np.bool_(1), np.float32(1), np.array(1.0), np.ones(2)])
+@pytest.mark.parametrize("key", ["x", "nested"])
+def test_types_in_an_array_of_objects_do_not_depend_on_how_the_envs_are_spread(value, key):
+    given = [value, "text", None, (1, value), value]
+    infos = [{key: {"y": each} if key == "nested" and each is value else each} for each in given]
+    at_once = columns_of(list(enumerate(infos)))
+    one_by_one = [column for env, info in enumerate(infos) for column in columns_of([(env, info)])]
+    assert repr(batched_infos(at_once, 5)) == repr(batched_infos(one_by_one, 5))
+
+
 def test_a_mask_replaces_an_info_key_of_the_same_name_in_any_env():
     for first, second in (
         ({"x": 1, "_x": {"y": 2}}, {"x": 3}), ({"_x": "text"}, {"x": 3}), ({"x": 3}, {"_x": [1]}),

@@ -199,6 +199,17 @@ def test_a_rollout_holds_the_infos_of_the_episodes_that_ended_in_it():
                     assert np.isnan(expected[over]).all() == (key == "started" or not over.any())
 
 
+def test_operations_in_a_graph_of_the_caller_keep_what_they_call():
+    vector, _ = make(2)
+    with vector, tf.Graph().as_default() as graph:
+        envs = InGraphVectorEnv(vector, num_steps=T)
+        reset = envs.reset(seed=1)
+        with tf.compat.v1.Session(graph=graph) as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            gc.collect()
+            np.testing.assert_array_equal(session.run(reset), vector.observations)
+
+
 def test_a_released_slab_is_never_read_again():
     """Poisoning every released slab does not change the rollouts that follow."""
     (vector, envs), (_, untouched) = make(3), make(3)

@@ -63,7 +63,8 @@ def _numpy_function(
     """Calls a function as `tf.numpy_function` does, but lets it go when the graphs that call it are gone.
 
     TensorFlow itself keeps the function, and with it the memory of the envs, as long as the process: it attaches the
-    function to the default graph, which encloses all others. Here, only the enclosing graphs of `tf.function`s keep it.
+    function to the default graph, which encloses all others. Here, only the enclosing graphs of `tf.function`s keep it,
+    and a `tf.Graph` in which the caller builds the operation.
     """
     kept = _keeping_thread_state(function)
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
@@ -74,9 +75,11 @@ def _numpy_function(
         def call(*arguments):  # type: ignore[no-untyped-def]
             return weak()(*arguments)  # type: ignore[misc]
 
+    with tf.init_scope():  # outside of all `tf.function`s
+        in_default_graph = tf.executing_eagerly()
     while graph is not None:
         outer = getattr(graph, "outer_graph", None)
-        if outer is not None:  # all but the default graph, which lives as long as the process
+        if outer is not None or not in_default_graph:  # all but the default graph, which lives as long as the process
             graph._vecenv_functions = [*getattr(graph, "_vecenv_functions", ()), kept]
         graph = outer
     tensors = tf.numpy_function(call, inputs, [array.dtype for array in like], stateful=stateful)

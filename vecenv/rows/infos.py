@@ -291,7 +291,7 @@ def _combined(parts: Sequence[Column], places: Sequence[Any], num_envs: int, *, 
             pass
     objects = np.full(num_envs, None)
     for place, value in zip(at_each, values, strict=True):
-        objects[place] = value
+        objects[place] = value if as_objects else _plain(value)
     return objects
 
 
@@ -327,6 +327,16 @@ def _values_of(column: Column) -> list[Any]:
                 each[env][inner.key] = value
         return list(each.values())
     return _elements(values) if isinstance(values, np.ndarray) else values  # type: ignore[return-value]
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value as `_values_of` returns it, because only some values of an array of objects were in columns."""
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, np.number | np.bool_) or (type(value) is np.ndarray and not value.shape):
+        value = np.asarray(value)
+        return _elements(value[None])[0] if value.dtype.kind in _NUMERIC else value
+    return value
 
 
 def _elements(values: np.ndarray) -> list[Any]:
