@@ -16,11 +16,7 @@ if TYPE_CHECKING:
 
 
 class View:
-    """What one policy sees of M envs, as N rows. This class is the view of the only policy of envs with one agent.
-
-    Args:
-        num_envs: N, which is M here.
-    """
+    """What one policy sees of M envs, as `num_envs` = N rows. Here, N is M: the envs have one agent and one policy."""
 
     def __init__(self, num_envs: int):
         self.num_envs = num_envs
@@ -52,10 +48,7 @@ class GroupView(View):
     """The N = M * K rows of a group of K agents in M envs, whose observations hold the results of each agent.
 
     The rows of an env's agents are contiguous in memory, so reshaping `[M, K, ...]` to `[N, ...]` copies nothing.
-
-    Args:
-        num_joint: M.
-        rows: The rows of the group.
+    `num_joint` is M.
     """
 
     def __init__(self, num_joint: int, rows: AgentRows):

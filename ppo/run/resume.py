@@ -120,9 +120,7 @@ class EnvStates:
     def restore(self, states: list[Any] | None, why_fresh: str | None) -> bool:
         """Restores the states of a checkpoint and returns True, or warns of the reason why it cannot.
 
-        Args:
-            states: The states in the checkpoint, if any.
-            why_fresh: Why there are none.
+        If the checkpoint holds no states, `why_fresh` is the reason.
         """
         if states is not None:
             try:
