@@ -112,7 +112,7 @@ class ActorCritic(tf.Module):
         return self._policy(hidden)
 
     def values(self, hidden: tf.Tensor, encoded: Inputs) -> tf.Tensor:
-        """Returns the values `float32[B]` for the same and for the encoded inputs that the policy does not read."""
+        """Returns the values `float32[B]`, which also depend on the encoded inputs that the policy does not read."""
         if self._critic_names:
             hidden = tf.concat([hidden, *(encoded[name] for name in self._critic_names)], axis=-1)
         return tf.squeeze(self._value(hidden), axis=-1)

@@ -74,7 +74,7 @@ class Observations(tf.Module):
 
     Args:
         space: Space of one observation.
-        config: The settings. A custom network receives the images of the CNN "nature" as bytes.
+        config: The settings. With a custom network, images are what the CNN "nature" could read, and stay bytes.
         mask_size: Number of entries of an action mask. None if actions cannot be masked; "action_mask" is then an
             ordinary leaf.
 

@@ -215,7 +215,9 @@ class Saver:
             return
         with self._status.doing("saving"):
             self._run.check_exists()
-            actions, states = self._actions(), self._omitted(periodic=periodic)
+            actions, states = self._actions(), self._states.omitted(periodic=periodic)
+            if self._progress.ahead:  # the states would be newer than the policies
+                states = States(why_fresh="a rollout that was not trained on was in progress")
             if states is None:
                 if self._states.may_be_slow and not self._holds_last_update:
                     self._write(actions, States(why_fresh="the process ended while it saved them"))
@@ -263,12 +265,6 @@ class Saver:
     def _holds_last_update(self) -> bool:
         """Whether the newest checkpoint holds the last finished update."""
         return self.newest is not None and self.newest.env_steps == self._progress.env_steps
-
-    def _omitted(self, *, periodic: bool) -> States | None:
-        """Returns what a checkpoint holds instead of the states of the envs, or None if they should be saved."""
-        if self._progress.ahead:  # the states would be newer than the policies
-            return States(why_fresh="a rollout that was not trained on was in progress")
-        return self._states.omitted(periodic=periodic)
 
     def _write(self, actions: Recorded, states: States, *, complete: bool = False) -> Path:
         """Writes a checkpoint and returns its folder."""
