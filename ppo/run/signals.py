@@ -93,8 +93,8 @@ def on_first_signal(call: Callable[[int], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        for number, previous in handler.previous.items():
-            signal.signal(number, previous)
+        for handled, previous in handler.previous.items():
+            signal.signal(handled, previous)
 
 
 @contextmanager
