@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -70,11 +70,12 @@ def cluster(address: str | None, actors: int, warn: Callable[[str], None]) -> It
         import ray
     except ImportError as error:
         raise ConfigError(f"collectors need Ray: pip install 'vecenv-ppo[ray]' ({error})") from error
-    if ray.is_initialized():
-        yield _cores_of_each(ray, actors)
-        return
-    with _connected(ray, address, actors, warn):
-        yield _cores_of_each(ray, actors)
+    connected: AbstractContextManager[None] = nullcontext()
+    if not ray.is_initialized():
+        connected = _connected(ray, address, actors, warn)
+    with connected:
+        nodes = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
+        yield cores_of_each(nodes, actors)
 
 
 @contextmanager
@@ -203,12 +204,6 @@ def _init(ray: ModuleType, **options: Any) -> None:
         # None is a handler that was installed from C, which Python cannot restore.
         if before is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)
-
-
-def _cores_of_each(ray: ModuleType, actors: int) -> int:
-    """Returns the largest number of cores for each actor with which all of them fit on the nodes."""
-    nodes = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
-    return cores_of_each(nodes, actors)
 
 
 def cores_of_each(nodes: Sequence[int], actors: int) -> int:

@@ -68,11 +68,8 @@ def collector_for(
 ) -> Iterator[Collector]:
     """Makes the training envs with a collector, checks that there is enough memory, and closes both at the end.
 
-    Args:
-        config: The settings of the run.
-        source, evaluated: As for `ppo.envs.training_envs`.
-        on_ray: None to step the envs in this process and its workers.
-        warn: Called with messages about the cluster and about restarts.
+    `source` and `evaluated` are as for `ppo.envs.training_envs`. Calls `warn` with messages about the cluster and about
+    restarts.
 
     Raises:
         ConfigError: If the envs or the cluster do not match the settings, or training would need too much memory.
@@ -90,14 +87,9 @@ def check_envs(
 ) -> None:  # fmt: skip
     """Checks that the envs of a run fit its policies, and writes their spaces to the folder of a new run.
 
-    Args:
-        collector: Steps the envs.
-        config, run, resume, origin: As for `ppo.trainer.run_training`.
-        given: Whether the envs were passed to `ppo.train` instead of being made from `config.env`.
-        warn: Called with a message for each space with which new policies learn slowly.
-
-    Raises:
-        ConfigError: If the policies are for other spaces.
+    `given` says whether the envs were passed to `ppo.train` instead of being made from `config.env`. Calls `warn` with
+    a message for each space with which new policies learn slowly. Raises ConfigError if the policies are for other
+    spaces. `ppo.trainer.run_training` explains the other arguments.
     """
     spaces = collector.spaces
     if resume:

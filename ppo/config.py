@@ -50,8 +50,6 @@ _PETTINGZOO = "pettingzoo:"
 NORMALIZERS = {"NormalizeObservation": "normalize_observations", "NormalizeReward": "normalize_rewards"}
 """Gymnasium's wrappers that keep statistics of their own, and the settings that replace them."""
 
-_NOT_FOR_AGENTS = ("wrappers", "info_metrics")
-
 AT_LEAST_0, AT_LEAST_1, POSITIVE, UNIT = Range(0), Range(1), Range(0, above=True), Range(0, 1)
 
 
@@ -215,8 +213,11 @@ class Config:
                 f"initial_log_std={self.initial_log_std:g} is below min_log_std={self.min_log_std:g}: raise it, or "
                 "lower the minimum"
             )
-        if self.critic_keys:
-            self._check_critic()
+        if self.critic_keys and self.network is not None:
+            raise ConfigError(
+                "--critic-keys cannot be combined with --network: a custom network computes the policy and the values "
+                "from the same inputs. Omit one of them"
+            )
         if self.recurrent != "none":
             self._check_recurrent()
 
@@ -252,18 +253,11 @@ class Config:
                     'or name an environment with several agents, "pettingzoo:module"'
                 )
             return
-        for name in _NOT_FOR_AGENTS:
+        for name in ("wrappers", "info_metrics"):
             if getattr(self, name) not in (getattr(type(self), name), False):
                 raise ConfigError(f"environments with several agents do not support {name}: omit it")
         if self.global_state and self.network is not None:
             raise ConfigError("global_state needs a separate value function: use no custom network")
-
-    def _check_critic(self) -> None:
-        if self.network is not None:
-            raise ConfigError(
-                "--critic-keys cannot be combined with --network: a custom network computes the policy and the values "
-                "from the same inputs. Omit one of them"
-            )
 
     def _check_recurrent(self) -> None:
         if self.network is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,9 +37,9 @@ def check_memory(config: Config, spaces: tuple[gym.Space, gym.Space], *, held_by
         spaces: The observation space and the action space of an agent.
         held_bytes: Memory for rollouts that the collector allocates in this process.
     """
-    cnn = config.cnn if config.network is None else "nature"
     space, acted = spaces
-    observations = Observations(space, mask_size=None, clip=1.0, normalize=False, normalize_images=False, cnn=cnn)
+    plain = dataclasses.replace(config, normalize_observations=False, critic_keys=())  # allocates no statistics
+    observations = Observations(space, plain, mask_size=None)
     inputs = [(tuple(spec.shape[1:]), spec.dtype.size) for spec in observations.specs.values()]
     observation = sum(math.prod(shape) * size for shape, size in inputs)  # bytes
     outputs = 4 * distributions.for_space(acted).num_outputs  # bytes for one observation
@@ -46,7 +47,7 @@ def check_memory(config: Config, spaces: tuple[gym.Space, gym.Space], *, held_by
     if config.network is None:
         activations += 4 * sum((*config.policy_layers, *config.value_layers))
         for shape, _ in inputs:
-            if len(shape) == 3 and (network := cnn_for(cnn, *shape[:2])) is not None:
+            if len(shape) == 3 and (network := cnn_for(config.cnn, *shape[:2])) is not None:
                 numbers = math.prod(shape) + sum(math.prod(layer.outputs) for layer in network.convolutions(shape))
                 activations += 4 * numbers
     copies = 2 if observations.has_images else 4  # XLA, which compiles the update for vectors, also transposes them

@@ -27,11 +27,7 @@ def graph_function(function: Callable[..., Any], **options: Any) -> Any:
     """Returns a `tf.function` that counts its own traces, without AutoGraph, which takes seconds.
 
     TensorFlow counts traces per code object, which all instances of a class share, and warns of retracing after five in
-    a row. A partial has its own count.
-
-    Args:
-        function: What the graph computes.
-        options: Other arguments of `tf.function`.
+    a row. A partial has its own count. The options are other arguments of `tf.function`.
     """
     counted: Any = functools.partial(function)
     counted.__name__ = getattr(function, "__name__", "graph")  # of the graph, for profiles and error messages

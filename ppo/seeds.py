@@ -29,11 +29,8 @@ _HALF = 2**30  # smaller seeds are for training, larger ones for evaluation; all
 def env_seeds(seed: int, num_envs: int, *, env_steps: int) -> list[int]:
     """Returns one seed for each training env.
 
-    Args:
-        seed: Seed of the run.
-        num_envs: Number of envs.
-        env_steps: Env-steps taken before the envs are reset. They are part of the key, so a resumed run does not repeat
-            its first episodes.
+    The env-steps taken before the envs are reset are part of the key, so a resumed run does not repeat its first
+    episodes.
     """
     return [_number(seed, _Purpose.ENVS, env_steps, i) % _HALF for i in range(num_envs)]
 

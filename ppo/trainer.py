@@ -15,7 +15,7 @@ from ppo.model.checks import check_rollout
 from ppo.policies.best import Evaluator
 from ppo.policies.evaluation import Players, check_evaluation, limit_of
 from ppo.policies.policy import Policy
-from ppo.run.checkpoint import Recorded, modules_in_checkpoints, recorded_actions
+from ppo.run.checkpoint import modules_in_checkpoints, recorded_actions
 from ppo.run.folder import Run
 from ppo.run.metrics import Clock, MetricsWriter, with_means
 from ppo.run.origin import start_from
@@ -88,9 +88,11 @@ class Trainer:
         collector.use(list(self.teams.actors.values()))
         self.progress = Progress(config, {team.name: team.members for team in self.teams if team.name})
         modules = modules_in_checkpoints(self.teams)
+        self._observed: dict[str, Any] = {}
         self.saver = Saver(
-            run, self.progress, collector, callback, modules, actions=self._recorded_actions, status=self._status
-        )
+            run, self.progress, collector, callback, modules, status=self._status,
+            actions=lambda: recorded_actions(self.teams.actors, self._observed),
+        )  # fmt: skip
         if resume:
             self.saver.resume(config)
         self._evaluator = Evaluator(run, self.saver, config, evaluated, self._status)
@@ -98,7 +100,6 @@ class Trainer:
         if self._writer.has_report:
             self.progress.unreported = None  # the metrics of the checkpoint were reported before the run was resumed
         self.evaluation: Evaluation | None = None
-        self._observed: dict[str, Any] = {}
 
     def train(self) -> Result:
         """Trains until the last update, or until a callback or a signal ends the run, and saves the run."""
@@ -235,10 +236,6 @@ class Trainer:
     def close(self) -> None:
         """Closes the files."""
         self._writer.close()
-
-    def _recorded_actions(self) -> Recorded:
-        """Returns actions of the current policies for a checkpoint."""
-        return recorded_actions(self.teams.actors, self._observed)
 
 
 def _live(team: Team) -> Policy:

@@ -71,12 +71,9 @@ def decayed_sums(terms: tf.Tensor, decays: tf.Tensor) -> tf.Tensor:
 
 
 def mean(x: tf.Tensor, weights: tf.Tensor | None = None) -> tf.Tensor:
-    """Returns the mean of `x: [B]`, a scalar.
+    """Returns the mean of `x: [B]`, a scalar. The mean of no values is 0.
 
-    Args:
-        x: The values.
-        weights: 0 for values that do not count and 1 for all others, float32[B]; None if all count. The mean of no
-            values is 0.
+    The weights are 0 for values that do not count and 1 for all others, float32[B]; None if all count.
     """
     if weights is None:
         return tf.reduce_mean(x)
@@ -104,11 +101,8 @@ def clipped_surrogate(
 
     loss = -mean(min(ratio * A, clip(ratio, 1 - clip_range, 1 + clip_range) * A))
 
-    Args:
-        ratio: exp of the `log_ratio` of the actions, float32[B].
-        advantages: A, float32[B].
-        clip_range: How far the ratio may move from 1.
-        weights: See `mean`.
+    The ratio is exp of the `log_ratio` of the actions, float32[B], and A the advantages, float32[B]. See `mean` for the
+    weights.
     """
     clipped = tf.clip_by_value(ratio, 1.0 - clip_range, 1.0 + clip_range)
     return -mean(tf.minimum(ratio * advantages, clipped * advantages), weights)

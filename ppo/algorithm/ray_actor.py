@@ -76,7 +76,7 @@ def _portable(method: _Method) -> _Method:
 
 
 class Actor:
-    """A local collector in its own process. Every method except `ping` may take long.
+    """A local collector in its own process; see `Collector`. Every method except `ping` may take long.
 
     Ray may replace the process at any time. The first call then makes new envs, which begin fresh episodes.
 
@@ -108,13 +108,12 @@ class Actor:
 
     @_portable
     def begin(self, env_steps: int) -> None:
-        """See `Collector.begin`."""
         self._local().begin(env_steps)
         self._begun = True
 
     @_portable
     def collect(self, values: Sequence[Sequence[np.ndarray]], number: int, env_steps: int) -> Packed:
-        """See `Collector.collect`. `values` are those of all variables of each policy."""
+        """`values` are those of all variables of each policy."""
         from ppo.algorithm.packing import packed
 
         collector, restarted = self._local(), not self._begun
@@ -127,14 +126,12 @@ class Actor:
 
     @_portable
     def get_states(self) -> list[Any]:
-        """See `Collector.get_states`."""
         if not self._begun:
             raise vecenv.NotRestorableNow("the process that stepped the envs has ended, and their states with it")
         return self._local().get_states()
 
     @_portable
     def set_states(self, states: Sequence[Any]) -> None:
-        """See `Collector.set_states`."""
         self._local().set_states(states)
         self._begun = True
 

@@ -16,11 +16,6 @@ class RewardNormalizer(tf.Module):
     As in Gymnasium's NormalizeReward, the return accumulates forward in time, `g_t = gamma * g_{t-1} + r_t`. It starts
     at 0 in each episode.
 
-    Args:
-        num_envs: Number of envs.
-        gamma: Discount of the return.
-        enabled: Whether to normalize.
-
     Attributes:
         moments: Statistics of the discounted return.
         running_return: The discounted return g of each env, `float32[num_envs]`.

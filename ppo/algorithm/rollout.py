@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import vecenv
 from ppo.algorithm.collector import Collected, EnvState, Rollouts, Spaces
-from ppo.algorithm.views import views_of
+from ppo.algorithm.views import GroupView, View
 from ppo.config import Config
 from ppo.graphs import graph_function, in_order, repeat
 from ppo.model.agent import HOST, Agent, Predictions
@@ -28,6 +28,8 @@ _Arrays = list[list[tf.TensorArray]]  # the predictions of each policy so far, i
 
 class LocalCollector:
     """Collects in this process. The envs write the rollout into the slab; only actions and predictions pass through.
+
+    See `Collector` for the methods.
 
     Args:
         config: The settings of the run.
@@ -53,28 +55,28 @@ class LocalCollector:
         self.wrappers = wrappers
         self.members: Mapping[str, tuple[str, ...]] = {name: () for name in spaces}
         joint = cast("Envs", envs)
+        self._views = [View(envs.num_envs)]
         if config.is_multi_agent:
             parallel = cast("ParallelVectorEnv", envs)
             joint = parallel.joint
             self.members = {name: tuple(map(str, rows.group.agents)) for name, rows in parallel.groups.items()}
+            self._views = [GroupView(joint.num_envs, rows) for rows in parallel.groups.values()]
         self.envs = InGraphVectorEnv(joint, num_steps=config.num_steps, timeout_s=config.step_timeout_s)
         self.spaces: Spaces = spaces
         slabs = sum(array.nbytes for array in joint.arrays.values())
         self.held_bytes = 0 if getattr(joint, "num_workers", 0) else slabs
         self._seed, self._total = config.seed, config.num_envs
         self._share = slice(first_env, first_env + joint.num_envs)
-        self._views = list(views_of(envs, is_multi_agent=config.is_multi_agent).values())
         self._actors: Sequence[Agent] = ()
         self._memories: list[tf.Variable] = []  # of each policy in the current episodes, `float32[N, S]`
         self.collect_in_graph = graph_function(self._collect)
 
     @property
     def steps(self) -> int:
-        """Env-steps of the current rollout so far, over all envs."""
         return self.envs.steps * self.envs.num_envs
 
     def use(self, actors: Sequence[Agent]) -> None:
-        """See `Collector.use`. Call it once."""
+        """Call this once."""
         self._actors = actors
         with tf.device(HOST):
             self._memories = [
@@ -83,14 +85,13 @@ class LocalCollector:
             ]
 
     def begin(self, env_steps: int) -> None:
-        """See `Collector.begin`."""
         with self.envs.raising():
             self.envs.reset(seed=env_seeds(self._seed, self._total, env_steps=env_steps)[self._share])
         for memory in self._memories:
             memory.assign(tf.zeros_like(memory))
 
     def collect(self, number: int, env_steps: int) -> Rollouts:
-        """See `Collector.collect`. The tensors alias the slab wherever it has no padding."""
+        """The tensors alias the slab wherever it has no padding."""
         seed = tf.constant(sampling_seed(self._seed, number))
         try:
             with self.envs.raising(), in_order(all(actor.runs_in_order for actor in self._actors)):
@@ -103,7 +104,6 @@ class LocalCollector:
         return Rollouts(collected, [view.rows(whole) for view in self._views], whole)
 
     def get_states(self) -> list[EnvState]:
-        """See `Collector.get_states`."""
         memories = [np.split(memory.numpy(), self.envs.num_envs) for memory in self._memories]
         return [
             {"env": state, "memories": list(of_env)}
@@ -111,7 +111,6 @@ class LocalCollector:
         ]
 
     def set_states(self, states: Sequence[EnvState]) -> None:
-        """See `Collector.set_states`."""
         self.envs.set_state([state["env"] for state in states])
         for number, memory in enumerate(self._memories):
             memory.assign(np.concatenate([state["memories"][number] for state in states]))

@@ -41,12 +41,24 @@ def effective_rate(config: Config, *, scheduled: tf.Tensor, base: tf.Tensor) -> 
 
 
 def adapted_base_rate(config: Config, base: tf.Tensor, kl: tf.Tensor) -> tf.Tensor:
-    """Returns the next update's base rate for the base rate and the KL of this update."""
+    """Returns the next update's base rate for the base rate and the KL of this update.
+
+    With "kl_adaptive", as in rl_games, the rate is divided by 1.5 if the KL exceeds 2 targets, and multiplied by 1.5
+    below half a target. It stays between 1e-6 and 1e-2, or within wider bounds that include the initial rate.
+
+    Otherwise, the rate is divided by 1.5 if the KL exceeds the limit, if there is one. Below half the limit, it is
+    multiplied by 1.5, up to the initial rate. It never falls below 1e-6 or, if that is less, the initial rate, because
+    it could not recover from 0.
+    """
+    initial = config.learning_rate
     if config.lr_schedule == "kl_adaptive":
-        return adapted_rate(base, kl, kl_target=config.kl_target, initial=config.learning_rate)
-    if config.kl_limit is None:
+        most_kl, least_kl, highest = 2.0 * config.kl_target, 0.5 * config.kl_target, max(1e-2, initial)
+    elif config.kl_limit is not None:
+        most_kl, least_kl, highest = config.kl_limit, 0.5 * config.kl_limit, initial
+    else:
         return base
-    return guarded_rate(base, kl, kl_limit=config.kl_limit, initial=config.learning_rate)
+    slower = tf.where(kl > most_kl, tf.maximum(base / 1.5, min(1e-6, initial)), base)
+    return tf.where(kl < least_kl, tf.minimum(base * 1.5, highest), slower)
 
 
 def adapted_penalty(penalty: tf.Tensor, kl: tf.Tensor, *, kl_target: float) -> tf.Tensor:
@@ -56,23 +68,3 @@ def adapted_penalty(penalty: tf.Tensor, kl: tf.Tensor, *, kl_target: float) -> t
     """
     stronger = tf.where(kl > 1.3 * kl_target, tf.minimum(penalty * 1.5, 1e6), penalty)
     return tf.where(kl < 0.7 * kl_target, tf.maximum(penalty / 1.5, 1e-6), stronger)
-
-
-def adapted_rate(rate: tf.Tensor, kl: tf.Tensor, *, kl_target: float, initial: float) -> tf.Tensor:
-    """Returns the next update's learning rate: divided by 1.5 if the KL exceeds 2 targets, times 1.5 below 0.5.
-
-    The rate stays between 1e-6 and 1e-2, as in rl_games' adaptive schedule, or within wider bounds that include
-    `initial`.
-    """
-    slower = tf.where(kl > 2.0 * kl_target, tf.maximum(rate / 1.5, min(1e-6, initial)), rate)
-    return tf.where(kl < 0.5 * kl_target, tf.minimum(rate * 1.5, max(1e-2, initial)), slower)
-
-
-def guarded_rate(rate: tf.Tensor, kl: tf.Tensor, *, kl_limit: float, initial: float) -> tf.Tensor:
-    """Returns the next update's base learning rate: divided by 1.5 if the KL exceeds the limit.
-
-    The rate stays while the KL is between half the limit and the limit. Below half, it is multiplied by 1.5, up to
-    `initial`. It never falls below 1e-6 or, if that is less, `initial`, because it could not recover from 0.
-    """
-    slower = tf.where(kl > kl_limit, tf.maximum(rate / 1.5, min(1e-6, initial)), rate)
-    return tf.where(kl < 0.5 * kl_limit, tf.minimum(rate * 1.5, initial), slower)

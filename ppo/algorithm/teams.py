@@ -38,10 +38,7 @@ class Team:
 class Teams:
     """All teams of a run, which learn together: an update changes every team, or none if it fails.
 
-    Args:
-        config: The settings of the run.
-        spaces: The spaces of each team.
-        members: The names of each team's agents, in the order of the teams; empty if the env has one agent.
+    `spaces` and `members` are those of a `Collector`.
     """
 
     def __init__(self, config: Config, spaces: Spaces, members: Mapping[str, tuple[str, ...]]):
@@ -116,14 +113,7 @@ def config_of(config: Config, members: Sequence[str]) -> Config:
 
 
 def team_of(config: Config, name: str, members: Sequence[str], spaces: tuple[gym.Space, gym.Space]) -> Team:
-    """Returns a new team.
-
-    Args:
-        config: The settings of the run.
-        name: The name of the team.
-        members: The names of its agents; empty if the env has one agent.
-        spaces: The observation space and the action space of each agent.
-    """
+    """Returns a new team of a run with these settings; see `Team` for the name and the members."""
     config = config_of(config, members)
     agent = Agent(config, *spaces)
     actor = agent if agent.on_host else agent.untrained_copy()

@@ -163,13 +163,7 @@ class Learner(tf.Module):
     ) -> tf.Tensor:
         """Takes a gradient step for each minibatch of a round, and returns the chain's part of `TOTALS`.
 
-        Args:
-            adam: Updates the variables of the chain.
-            terms: The loss is their sum.
-            batch: The rollout.
-            samples: Its samples, with the estimates of this round.
-            order: Samples of each minibatch, `int32[steps, B]`.
-            rate: Learning rate, a float32 scalar.
+        The loss is the sum of the terms. `order` holds the samples of each minibatch, `int32[steps, B]`.
         """
         agent = self._agent
 
@@ -247,12 +241,8 @@ class Learner(tf.Module):
     def _kl_of_update(self, batch: Batch, samples: Samples, order: tf.Tensor) -> tf.Tensor:
         """Returns the KL from the policy at the start of the update to the current policy, a scalar.
 
-        It is the mean over all samples or, if the policy sees images, over the first quarter of the last epoch.
-
-        Args:
-            batch: The rollout.
-            samples: Its samples.
-            order: Samples of each minibatch of the last round, `int32[steps, B]`.
+        It is the mean over all samples or, if the policy sees images, over the first quarter of the last epoch, whose
+        minibatches are the last of `order: int32[steps, B]`.
         """
         agent, count = self._agent, self._config.num_minibatches
 
@@ -277,12 +267,8 @@ class Learner(tf.Module):
     ) -> dict[str, tf.Tensor]:
         """Returns the metrics of an update, by name.
 
-        Args:
-            samples: All samples.
-            values: Values of all states at the start of the update, `float32[T + 1, N]`.
-            totals: The `TOTALS` of all chains.
-            rate: Learning rate.
-            kl: KL from the policy at the start of the update.
+        `values` are those of all states at the start of the update, `float32[T + 1, N]`, `totals` the `TOTALS` of all
+        chains, and `kl` the result of `_kl_of_update`.
         """
         steps, *sums = tf.unstack(totals)
         metrics = {name: total / steps for name, total in zip(METRICS, sums, strict=True)}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -13,24 +12,22 @@ from vecenv.ingraph import Rollout
 from vecenv.tree import Path, nest, pick
 
 if TYPE_CHECKING:
-    import vecenv
-    from vecenv.adapters.pettingzoo import AgentRows, ParallelVectorEnv  # needs PettingZoo
+    from vecenv.adapters.pettingzoo import AgentRows  # needs PettingZoo
 
 
-class View(Protocol):
-    """What one policy sees of M envs, as N rows: the envs themselves, or the agents of a group in all envs.
+class View:
+    """What one policy sees of M envs, as `num_envs` = N rows. Here, N is M: the envs have one agent and one policy."""
 
-    Attributes:
-        num_envs: N.
-    """
-
-    num_envs: int
+    def __init__(self, num_envs: int):
+        self.num_envs = num_envs
 
     def observations(self, joint: Any) -> Any:
         """Returns what the policy sees, `[N, ...]`, from the observations of all envs."""
+        return joint
 
     def joint_actions(self, actions: Any) -> Any:
         """Returns the policy's actions `[N, ...]` in the form in which they are part of the actions of all envs."""
+        return actions
 
     def goes_on(self, before: Any, after: Any, over: tf.Tensor) -> tf.Tensor:
         """Returns whether the episode of each row continues after a step, `bool[N]`.
@@ -40,53 +37,22 @@ class View(Protocol):
             after: The observations of all envs after the step.
             over: Whether the step ended the episode of each env, `bool[M]`.
         """
-
-    def rows(self, rollout: Rollout) -> Rollout:
-        """Returns the policy's rows of a rollout of all envs, of tensors or of NumPy arrays."""
-
-
-def views_of(
-    envs: vecenv.AsyncVectorEnv | vecenv.SyncVectorEnv | ParallelVectorEnv, *, is_multi_agent: bool
-) -> Mapping[str, View]:
-    """Returns the view of each team by its name. With several agents, `envs` is a `ParallelVectorEnv`."""
-    if not is_multi_agent:
-        return {"": EnvView(envs.num_envs)}
-    parallel = cast("ParallelVectorEnv", envs)
-    return {name: GroupView(parallel.joint.num_envs, rows) for name, rows in parallel.groups.items()}
-
-
-class EnvView:
-    """The view of the only policy of envs with one agent: all envs. See `View`."""
-
-    def __init__(self, num_envs: int):
-        self.num_envs = num_envs
-
-    def observations(self, joint: Any) -> Any:
-        return joint
-
-    def joint_actions(self, actions: Any) -> Any:
-        return actions
-
-    def goes_on(self, before: Any, after: Any, over: tf.Tensor) -> tf.Tensor:
         return tf.logical_not(over)
 
     def rows(self, rollout: Rollout) -> Rollout:
+        """Returns the policy's rows of a rollout of all envs, of tensors or of NumPy arrays."""
         return rollout
 
 
-class GroupView:
+class GroupView(View):
     """The N = M * K rows of a group of K agents in M envs, whose observations hold the results of each agent.
 
-    The rows of an env's agents are contiguous in memory, so reshaping `[M, K, ...]` to `[N, ...]` copies nothing. See
-    `View` for the methods.
-
-    Args:
-        num_joint: M.
-        rows: The rows of the group.
+    The rows of an env's agents are contiguous in memory, so reshaping `[M, K, ...]` to `[N, ...]` copies nothing.
+    `num_joint` is M.
     """
 
     def __init__(self, num_joint: int, rows: AgentRows):
-        self.num_envs = rows.num_envs
+        super().__init__(rows.num_envs)
         self._num_joint, self._name, self._count = num_joint, rows.group.name, len(rows.group.agents)
         self._observed, self._acted = rows.single_observation_space, rows.single_action_space
 

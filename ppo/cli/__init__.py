@@ -105,11 +105,6 @@ def main(command: Callable[[], int]) -> None:
     sys.exit(code)
 
 
-def received() -> list[int]:
-    """Returns the signals that arrived since the command started, in order of arrival."""
-    return _received
-
-
 def _interrupt(number: int) -> None:
     _received.append(number)
     if len(_received) == 1:  # a repeated signal must not interrupt the cleanup

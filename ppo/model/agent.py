@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import gymnasium as gym
@@ -19,11 +18,10 @@ from ppo.model.checks import check_mask
 from ppo.model.custom import CustomNetwork
 from ppo.model.distributions import scale_warning
 from ppo.model.networks import CNN, MLP, cnn_for
-from ppo.model.normalize import ImageNormalizer
 from ppo.model.observations import MASK, Inputs, Observations, image_warnings
 from ppo.model.recurrent import CORES, Core, Sequences, flat, scan
 from ppo.seeds import network_seed
-from vecenv.tree import nest, pick
+from vecenv.tree import Path, nest, pick
 
 Hidden: TypeAlias = "tf.Tensor | Inputs"
 """What `outputs` and `values` of a network read: features `float32[B, F]`, or a custom network's encoded inputs."""
@@ -60,11 +58,9 @@ class ActorCritic(tf.Module):
 
     Args:
         config: Sizes and kinds of all layers.
-        specs: The inputs by leaf name: `uint8[None, H, W, C]` for images, `float32[None, H, W, C]` for small images,
-            `float32[None, F]` for other leaves.
+        observations: Describes the inputs: `uint8[B, H, W, C]` for images, `float32[B, H, W, C]` for small images,
+            `float32[B, F]` for other leaves.
         num_outputs: Length of the policy's output.
-        critic: Names of the inputs that only the value function reads.
-        normalizers: Normalizers of images by leaf name.
 
     Attributes:
         core: The recurrent core, or None.
@@ -73,15 +69,9 @@ class ActorCritic(tf.Module):
 
     can_compile = True
 
-    def __init__(
-        self,
-        config: Config,
-        specs: Mapping[str, tf.TensorSpec],
-        num_outputs: int,
-        critic: Collection[str] = (),
-        normalizers: Mapping[str, ImageNormalizer] = MappingProxyType({}),
-    ):
+    def __init__(self, config: Config, observations: Observations, num_outputs: int):
         super().__init__(name="actor_critic")
+        specs, critic, normalizers = observations.specs, observations.critic, observations.image_normalizers
         rng = np.random.default_rng(network_seed(config.seed))
         self._cnns: dict[str, CNN] = {}
         widths = {name: spec.shape[1] for name, spec in specs.items()}
@@ -118,20 +108,11 @@ class ActorCritic(tf.Module):
         return parts[0] if len(parts) == 1 else tf.concat(parts, axis=-1)
 
     def outputs(self, hidden: tf.Tensor) -> tf.Tensor:
-        """Returns the policy's outputs `float32[B, num_outputs]`.
-
-        Args:
-            hidden: The features, or the core's output if there is a core.
-        """
+        """Returns the policy's outputs `float32[B, num_outputs]` for the features, or for the output of the core."""
         return self._policy(hidden)
 
     def values(self, hidden: tf.Tensor, encoded: Inputs) -> tf.Tensor:
-        """Returns the values `float32[B]`.
-
-        Args:
-            hidden: The features, or the core's output if there is a core.
-            encoded: The encoded inputs. The value function also reads the ones that the policy does not.
-        """
+        """Returns the values `float32[B]`, which also depend on the encoded inputs that the policy does not read."""
         if self._critic_names:
             hidden = tf.concat([hidden, *(encoded[name] for name in self._critic_names)], axis=-1)
         return tf.squeeze(self._value(hidden), axis=-1)
@@ -148,12 +129,7 @@ def space_warnings(config: Config, spaces: Iterable[tuple[gym.Space, gym.Space]]
 
 
 class Agent(tf.Module):
-    """Maps batches of observations to actions and values.
-
-    Args:
-        config: The settings.
-        observation_space: Space of one observation.
-        action_space: Space of one action.
+    """Maps batches of observations to actions and values. The constructor takes the spaces of one env.
 
     Attributes:
         distribution: Turns the policy's outputs into actions, log-probabilities, entropies and KLs.
@@ -174,30 +150,21 @@ class Agent(tf.Module):
         super().__init__(name="agent")
         self.action_space = action_space
         self.distribution = distributions.for_space(action_space, transform=config.action_transform)
-        self.observations = Observations(
-            observation_space,
-            mask_size=self.distribution.mask_size,
-            clip=config.observation_clip,
-            normalize=config.normalize_observations,
-            normalize_images=config.network is None,  # custom networks receive bytes
-            cnn=config.cnn if config.network is None else "nature",
-            critic_keys=config.critic_keys,
-        )
+        self.observations = Observations(observation_space, config, mask_size=self.distribution.mask_size)
         free = [config.initial_log_std] * self.distribution.num_free
         num_outputs = self.distribution.num_outputs - len(free)
         self.network: CustomNetwork | ActorCritic
         if config.network is not None:
             self.network = CustomNetwork(config.network, self.observations, num_outputs, seed=network_seed(config.seed))
         else:
-            observed = self.observations
-            self.network = ActorCritic(config, observed.specs, num_outputs, observed.critic, observed.image_normalizers)
+            self.network = ActorCritic(config, self.observations, num_outputs)
         self.arguments = (config, observation_space, action_space)
         self._min_log_std = config.min_log_std
         self.log_std = tf.Variable(free, name="log_std") if free else None
         self.state_size = 0 if self.network.core is None else self.network.core.state_size
         self._act = graph_function(self.mode, input_signature=self.signature)
         seed = tf.TensorSpec([2], tf.int32)
-        self._act_sampled = graph_function(self._sample_with_seed, input_signature=[*self.signature, seed])
+        self._act_sampled = graph_function(self.sample, input_signature=[*self.signature, seed])
         self.become = graph_function(self._become)
 
     @property
@@ -217,13 +184,7 @@ class Agent(tf.Module):
     @property
     def signature(self) -> list[Any]:
         """The TensorSpecs of a batch of observations and of its memory, which are the arguments of `mode`."""
-        space = self.observations.space
-
-        def spec(path: tuple) -> tf.TensorSpec:
-            leaf = pick(space, path)
-            return tf.TensorSpec([None, *leaf.shape], leaf.dtype)
-
-        return [nest(space, spec), tf.TensorSpec([None, self.state_size])]
+        return [batch_specs(self.observations.space), tf.TensorSpec([None, self.state_size])]
 
     def outputs(self, hidden: Hidden, encoded: Inputs) -> tf.Tensor:
         """Returns the parameters of the distribution over actions, `float32[B, distribution.num_outputs]`.
@@ -290,18 +251,15 @@ class Agent(tf.Module):
             hidden, memory = flat((core.output(memory), memory))
         return hidden, memory
 
-    def sample(self, observations: Any, state: tf.Tensor, noise: tf.Tensor) -> tuple[Any, tf.Tensor]:
-        """Returns sampled actions `[N, ...]` and the next memory, for observations `[N, ...]`."""
-        outputs, _, state = self.step(observations, state)
-        return self.distribution.sample(outputs, noise), state
+    def sample(self, observations: Any, state: tf.Tensor, seed: tf.Tensor) -> tuple[Any, tf.Tensor]:
+        """Returns sampled actions `[N, ...]` and the next memory, for observations `[N, ...]` and a seed `int32[2]`."""
+        outputs, _, after = self.step(observations, state)
+        return self.distribution.sample(outputs, self.distribution.noise([tf.shape(state)[0]], seed)), after
 
     def mode(self, observations: Any, state: tf.Tensor) -> tuple[Any, tf.Tensor]:
         """Returns the most likely actions `[N, ...]` and the next memory, for observations `[N, ...]`."""
         outputs, _, state = self.step(observations, state)
         return self.distribution.mode(outputs), state
-
-    def _sample_with_seed(self, observations: Any, state: tf.Tensor, seed: tf.Tensor) -> tuple[Any, tf.Tensor]:
-        return self.sample(observations, state, self.distribution.noise([tf.shape(state)[0]], seed))
 
     def act(
         self, observations: Any, state: np.ndarray, *, checked: bool = True, seed: np.ndarray | None = None
@@ -399,6 +357,16 @@ class Agent(tf.Module):
             return tf.where(below & (gradient > 0), 0.0, gradient)  # descent moves against the gradient
 
         return [inward(gradient, variable) for gradient, variable in zip(gradients, variables, strict=True)]
+
+
+def batch_specs(space: gym.Space) -> Any:
+    """Returns the TensorSpecs of a batch of any size, `[None, ...]`, nested like the space."""
+
+    def spec(path: Path) -> tf.TensorSpec:
+        leaf = pick(space, path)
+        return tf.TensorSpec([None, *leaf.shape], leaf.dtype)
+
+    return nest(space, spec)
 
 
 def at_least(x: tf.Tensor, low: float) -> tf.Tensor:

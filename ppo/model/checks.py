@@ -96,15 +96,9 @@ def _refuse(
     where: np.ndarray | None = None,
     members: Sequence[str] = (),
 ) -> None:
-    """Raises TrainingDiverged for the first bad value.
+    """Raises TrainingDiverged for the first of the values `[T, N, ...]` that is bad, `bool[T, N, ...]`.
 
-    Args:
-        bad: Which values are bad, `bool[T, N, ...]`.
-        values: The values, `[T, N, ...]`.
-        field: Name of the values in the error message.
-        name: The rollout's name in the error message.
-        where: The rows that hold valid data, `bool[T, N]`; None for all rows.
-        members: See `check_rollout`.
+    `field` is the name of the values. Only rows `where` the data is valid count, `bool[T, N]`; None for all rows.
     """
     rows = np.any(bad.reshape(*values.shape[:2], -1), axis=-1)
     if where is not None:

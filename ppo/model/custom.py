@@ -17,7 +17,7 @@ _OUTPUTS, _VALUES = "(outputs)", "(values)"  # names of what the network returns
 
 
 class CustomNetwork(tf.Module):
-    """Wraps a network returned by a user-defined function.
+    """Wraps a network returned by a user-defined function, whose name is "module:function".
 
     The function is called as `function(inputs, num_outputs, seed)`:
         inputs: A `tf.TensorSpec` for each input of the network, nested as the observation space is, without
@@ -29,12 +29,6 @@ class CustomNetwork(tf.Module):
     It returns a new `tf.Module`, Keras model or other callable with `trainable_variables`. The callable maps a batch of
     inputs to `(outputs: float32[B, num_outputs], values: float32[B] or float32[B, 1])`. Alternatively, the function
     returns a tuple of two networks: the policy, which computes the outputs, and the value function.
-
-    Args:
-        name: The function, as "module:function".
-        observations: Describes the inputs.
-        num_outputs: Passed to the function.
-        seed: Passed to the function.
 
     Attributes:
         can_compile: Whether XLA may compile the gradient. False if the network itself calls a `tf.function`.

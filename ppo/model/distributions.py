@@ -65,9 +65,10 @@ class Distribution(Protocol):
 
     def samples(self, outputs: tf.Tensor, noise: tf.Tensor, actions: Any) -> Any:
         """Returns the samples of the actions that `sample` returned for `outputs` and `noise`."""
+        return self.recover(actions)
 
     def recover(self, actions: Any) -> Any:
-        """Returns the samples of actions `[B, ...]` whose noise is unknown, as exactly as float32 allows."""
+        """Returns the samples of actions whose noise is unknown, as exactly as float32 allows."""
 
     def log_prob(self, outputs: tf.Tensor, samples: Any) -> tf.Tensor:
         """Returns the log-density or log-probability of the actions that the samples became, `float32[...]`."""
@@ -85,9 +86,6 @@ class DiagonalGaussian(Distribution):
     log p(u) = sum_i -(u_i - mean_i)^2 / (2 std_i^2) - log std_i - log(2 pi) / 2
 
     The engine clips actions to the bounds of the space.
-
-    Args:
-        space: Space of one action.
     """
 
     def __init__(self, space: spaces.Box):
@@ -104,11 +102,9 @@ class DiagonalGaussian(Distribution):
     def mode(self, outputs: tf.Tensor) -> tf.Tensor:
         return self._action(self._split(outputs)[0])
 
-    def samples(self, outputs: tf.Tensor, noise: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
-        return tf.reshape(tf.cast(actions, tf.float32), tf.shape(noise))
-
     def recover(self, actions: tf.Tensor) -> tf.Tensor:
-        return tf.reshape(tf.cast(actions, tf.float32), [-1, self.num_free])
+        batch = tf.shape(actions)[: len(actions.shape) - len(self._space.shape)]
+        return tf.reshape(tf.cast(actions, tf.float32), tf.concat([batch, [self.num_free]], axis=0))
 
     def log_prob(self, outputs: tf.Tensor, samples: tf.Tensor) -> tf.Tensor:
         mean, log_std = self._split(outputs)
@@ -188,9 +184,6 @@ class _Discrete(Distribution):
 
     def sample(self, outputs: tf.Tensor, noise: tf.Tensor) -> tf.Tensor:
         return self.mode(outputs + noise)
-
-    def samples(self, outputs: tf.Tensor, noise: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
-        return actions
 
     def recover(self, actions: tf.Tensor) -> tf.Tensor:
         return actions
@@ -283,10 +276,6 @@ class Product(Distribution):
 
     Outputs: the logits of all discrete leaves, then the means of all Gaussians, then their log standard deviations.
     Within each of these groups, the leaves keep the order of the space. The action mask has the order of the logits.
-
-    Args:
-        space: The space of the actions.
-        parts: The distribution of each leaf.
     """
 
     def __init__(self, space: gym.Space, parts: dict[Path, Distribution]):

@@ -225,12 +225,9 @@ CNNS: dict[str, type[CNN]] = {"nature": NatureCNN, "impala": ImpalaCNN, "small":
 
 
 def cnn_for(choice: str, height: int, width: int) -> type[CNN] | None:
-    """Returns the network for images of this size, or None if they are too small for it and must be flattened.
+    """Returns the network that `Config.cnn` chooses, or None if the images are too small for it and must be flattened.
 
-    Args:
-        choice: `Config.cnn`.
-        height: Height of the images in pixels.
-        width: Width of the images in pixels.
+    The height and the width are in pixels.
     """
     cnn = CNNS[choice]
     return cnn if min(height, width) >= cnn.SMALLEST else None

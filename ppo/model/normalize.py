@@ -24,9 +24,7 @@ class Statistics(NamedTuple):
 def statistics_of(batch: tf.Tensor, weights: tf.Tensor | None = None) -> Statistics:
     """Returns the statistics over the first axis of `batch: [B, ...]`.
 
-    Args:
-        batch: The samples.
-        weights: 0 for samples that do not count and 1 for all others, `float32[B]`; None if all count.
+    The weights are 0 for samples that do not count and 1 for all others, `float32[B]`; None if all count.
     """
     batch = tf.cast(batch, tf.float64)
     if weights is not None:
@@ -110,12 +108,9 @@ class ImageNormalizer(tf.Module):
 
     Subtracting the mean removes a static background. The deviation is the root mean square of the pixels' deviations
     over time. Separate deviations would amplify pixels that rarely change.
-
-    Args:
-        shape: Height, width and channels of an image.
     """
 
-    def __init__(self, shape: tuple[int, ...]):
+    def __init__(self, shape: tuple[int, ...]):  # height, width, channels
         super().__init__(name="image_normalizer")
         self._number = max(1, PIXELS_PER_UPDATE // math.prod(shape))
         self.moments = RunningMoments(shape, name="moments")  # of pixels divided by 255

@@ -21,7 +21,7 @@ import tensorflow as tf
 from gymnasium import spaces
 
 import vecenv
-from ppo.config import ConfigError
+from ppo.config import Config, ConfigError
 from ppo.model.networks import CNNS, cnn_for
 from ppo.model.normalize import ImageNormalizer, ObservationNormalizer, RunningMoments, Statistics
 from vecenv.tree import FIXED_SPACES, Path, leaves, name_of, nest, pick
@@ -74,13 +74,9 @@ class Observations(tf.Module):
 
     Args:
         space: Space of one observation.
+        config: The settings. With a custom network, images are what the CNN "nature" could read, and stay bytes.
         mask_size: Number of entries of an action mask. None if actions cannot be masked; "action_mask" is then an
             ordinary leaf.
-        clip: Bound on normalized values.
-        normalize: Whether to normalize Box leaves.
-        normalize_images: Whether this includes images that are not small.
-        cnn: `Config.cnn`, which decides which leaves are images; "nature" for a custom network.
-        critic_keys: Keys of the leaves that only the value function reads; see `critic_paths`.
 
     Attributes:
         space: Space of one observation.
@@ -96,19 +92,10 @@ class Observations(tf.Module):
         ConfigError: If a critic key does not exist, or nothing is left for the policy.
     """
 
-    def __init__(
-        self,
-        space: gym.Space,
-        *,
-        mask_size: int | None,
-        clip: float,
-        normalize: bool,
-        normalize_images: bool,
-        cnn: str,
-        critic_keys: Sequence[str] = (),
-    ):
+    def __init__(self, space: gym.Space, config: Config, *, mask_size: int | None):
         super().__init__(name="observations")
         check_readable(space)
+        cnn = config.cnn if config.network is None else "nature"
         self.space = space
         self.leaves: dict[str, Leaf] = {}
         self.paths: dict[str, Path] = {}
@@ -123,17 +110,17 @@ class Observations(tf.Module):
                 name += "'"
             self.paths[name] = path
             self.leaves[name] = converted = _leaf_for(leaf, cnn)
-            if normalize and isinstance(leaf, spaces.Box):
+            if config.normalize_observations and isinstance(leaf, spaces.Box):
                 shape = tuple(converted.spec.shape[1:])
                 if converted.spec.dtype == tf.float32:
-                    converted.normalizer = ObservationNormalizer(shape[-1], clip=clip)
-                elif normalize_images:
+                    converted.normalizer = ObservationNormalizer(shape[-1], clip=config.observation_clip)
+                elif config.network is None:
                     converted.normalizer = ImageNormalizer(shape)
         if self.mask_paths and mask_size is not None:
             _check_masks([pick(space, path) for path in self.mask_paths], mask_size)
         if not sum(math.prod(spec.shape[1:]) for spec in self.specs.values()):
             raise vecenv.UnsupportedSpace(f"the observation space {space} holds nothing that a network could see")
-        self.critic_paths = critic_paths(space, critic_keys, masked=mask_size is not None)
+        self.critic_paths = critic_paths(space, config.critic_keys, masked=mask_size is not None)
         self.critic = frozenset(name for name, path in self.paths.items() if path in self.critic_paths)
 
     @property
@@ -286,9 +273,7 @@ def image_axes(space: spaces.Box, cnn: str) -> tuple[int, ...] | None:
     channels are the axis that leaves a square or, without a square, the smaller axis. A small image may also consist of
     bools, and it needs channels: a small table `[H, W]`, such as a board of numbered pieces, is a vector.
 
-    Args:
-        space: The Box.
-        cnn: `Config.cnn`.
+    `cnn` is `Config.cnn`.
     """
     shape = space.shape
     axes: tuple[int, ...]

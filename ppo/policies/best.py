@@ -17,15 +17,7 @@ from ppo.run.status import Status, Tally
 
 
 class Evaluator:
-    """Evaluates the policies of a run during training, and keeps the checkpoint `best`.
-
-    Args:
-        run: The run.
-        saver: Writes the checkpoint.
-        config: The settings of the run.
-        source: What evaluations use; see `ppo.train`.
-        status: Says when the policies are being evaluated.
-    """
+    """Evaluates the policies of a run during training on `source`; see `ppo.train`. Keeps the checkpoint `best`."""
 
     def __init__(self, run: Run, saver: Saver, config: Config, source: EnvSource, status: Status):
         self._run, self._saver, self._config, self._source, self._status = run, saver, config, source, status

@@ -13,7 +13,7 @@ import tensorflow as tf
 from gymnasium.vector.utils import batch_space
 
 from ppo.graphs import graph_function
-from ppo.model.agent import HOST, Agent
+from ppo.model.agent import HOST, Agent, batch_specs
 from ppo.model.normalize import RunningMoments
 from ppo.model.observations import invalid
 from ppo.run.checkpoint import LATEST, Checkpoints, check_actions, name_of, only_reward_moments
@@ -53,14 +53,10 @@ class Policy:
         # The leaf whose shape tells one observation from a batch.
         self._telling = next(path for path, _ in leaves(self.observation_space) if path not in critics)
         signature = agent.signature
-
-        def spec(path: tuple) -> tf.TensorSpec:
-            leaf = pick(self.action_space, path)
-            return tf.TensorSpec([None, *leaf.shape], leaf.dtype)
-
-        actions = nest(self.action_space, spec)
         self._values = graph_function(self._value_in_graph, input_signature=signature)
-        self._log_probs = graph_function(self._log_prob_in_graph, input_signature=[*signature, actions])
+        self._log_probs = graph_function(
+            self._log_prob_in_graph, input_signature=[*signature, batch_specs(self.action_space)]
+        )
 
     @property
     def description(self) -> str:

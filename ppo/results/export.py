@@ -117,10 +117,10 @@ class _Served(tf.Module):
         state = inputs[-1] if self.agent.state_size else tf.zeros([batch, 0])
 
         def read(path: tuple) -> tf.Tensor:
-            if path in by_path:
-                return by_path[path] if not self.observation_maps else self._wrapped(by_path[path])
-            unread = pick(self.observations, path)
-            return tf.zeros([batch, *unread.shape], unread.dtype)
+            if path not in by_path:
+                unread = pick(self.observations, path)
+                return tf.zeros([batch, *unread.shape], unread.dtype)
+            return functools.reduce(self._mapped, self.observation_maps, by_path[path])
 
         actions, state = self.agent.mode(nest(self.agent.observations.space, read), state)
         outputs = {name: pick(actions, path) for name, path in self.action_paths.items()}
@@ -131,12 +131,6 @@ class _Served(tf.Module):
                     values = self._clipped(self._mapped(values, affine), affine.space)
                 outputs[name] = tf.cast(values, pick(self.actions, path).dtype)
         return {**outputs, **({self.next_state: state} if self.agent.state_size else {})}
-
-    def _wrapped(self, observations: tf.Tensor) -> tf.Tensor:
-        """Returns what the included wrappers make of the env's observations."""
-        for affine in self.observation_maps:
-            observations = self._mapped(observations, affine)
-        return observations
 
     def _mapped(self, values: tf.Tensor, affine: Affine) -> tf.Tensor:
         dtype = self._number or affine.space.dtype

@@ -200,12 +200,20 @@ def _play(
     players: Players, makers: Sequence[EnvFn], episodes: int, recorder: functools.partial[_Recorder]
 ) -> tuple[list[Path], Evaluation]:
     """Plays with the first OpenGL backend that works. Returns the file and the score of each episode."""
-    from ppo.policies.evaluation import play, whole_envs
+    from ppo.envs import spaces_of
+    from ppo.policies.evaluation import check_playable, play, whole_envs
 
     reasons: dict[str, None] = {}
     for backend in backends() or [None]:
         with _rendering_envs(players.config, makers, backend, recorder) as envs:
-            _check_playable(players, envs)
+            spaces = spaces_of(players.config, envs)
+            try:
+                check_playable(players.agents, spaces)
+            except ConfigError as error:
+                raise VideoError(
+                    f"{players.config.env} cannot be rendered: {error}. Train with --backend python: single envs can "
+                    "differ from a vector env."
+                ) from error
             if found := _why_not(whole_envs(envs), players.config.step_timeout_s):
                 reasons |= dict.fromkeys(found)
                 continue
@@ -232,21 +240,6 @@ def _rendering_envs(
         functions = [functools.partial(_made, make, backend) for make in makers]
         return parallel_envs(config, functions, len(makers), engine, recorder)
     return vecenv.AsyncVectorEnv([functools.partial(_made, make, backend, recorder) for make in makers], **engine)
-
-
-def _check_playable(players: Players, envs: EvaluationEnvs) -> None:
-    """Raises VideoError if the policies cannot play in the envs."""
-    from ppo.envs import spaces_of
-    from ppo.policies.evaluation import check_playable
-
-    spaces = spaces_of(players.config, envs)
-    try:
-        check_playable(players.agents, spaces)
-    except ConfigError as error:
-        raise VideoError(
-            f"{players.config.env} cannot be rendered: {error}. Train with --backend python: single envs can differ "
-            "from a vector env."
-        ) from error
 
 
 def _why_not(envs: Any, timeout_s: float | None) -> list[str]:

@@ -68,10 +68,8 @@ class Checkpoints:
         final = self._folder / (BEST if best else f"step_{step:012d}")
         part = self._folder / f"part_{secrets.token_hex(8)}"  # a name that nobody can guess, so it is not a link
         try:
-            for stale in (
-                *self._folder.glob("part_*"),
-                *self._folder.glob("old_step_*"),
-            ):  # of a process that was killed
+            killed = (*self._folder.glob("part_*"), *self._folder.glob("old_step_*"))
+            for stale in killed:  # of a process that was killed
                 shutil.rmtree(stale, ignore_errors=True)
             self._folder.mkdir(exist_ok=True)  # without parents: a deleted run folder must not be recreated
             part.mkdir()

@@ -53,14 +53,8 @@ def start_from(origin: Run, teams: Teams, run: Run, warn: Callable[[str], None])
 
     The new run may have other observations and rewards, so the copied statistics lose weight. Those of observations
     count like at most `KEPT_ROLLOUTS` rollouts. The first rollout replaces those of rewards: the value function
-    predicts normalized rewards, so it remains correct if all rewards are multiplied by a number.
-
-    Args:
-        origin: The run to start from.
-        teams: The teams of the new run. Their agents get the networks and the normalizers of observations, and their
-            learners the statistics of rewards.
-        run: The new run.
-        warn: Called with a message for each damaged checkpoint, and for settings that have no effect.
+    predicts normalized rewards, so it remains correct if all rewards are multiplied by a number. The teams are those of
+    the new run. Calls `warn` with a message for each damaged checkpoint, and for settings that have no effect.
     """
     modules: dict[str, tf.Module] = {}
     for team in teams:

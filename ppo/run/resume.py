@@ -120,9 +120,7 @@ class EnvStates:
     def restore(self, states: list[Any] | None, why_fresh: str | None) -> bool:
         """Restores the states of a checkpoint and returns True, or warns of the reason why it cannot.
 
-        Args:
-            states: The states in the checkpoint, if any.
-            why_fresh: Why there are none.
+        If the checkpoint holds no states, `why_fresh` is the reason.
         """
         if states is not None:
             try:
@@ -222,7 +220,9 @@ class Saver:
             return
         with self._status.doing("saving"):
             self._run.check_exists()
-            actions, states = self._actions(), self._omitted(periodic=periodic)
+            actions, states = self._actions(), self._states.omitted(periodic=periodic)
+            if self._progress.ahead:  # the states would be newer than the policies
+                states = SavedStates(why_fresh="a rollout that was not trained on was in progress")
             if states is None:
                 if self._states.may_be_slow and not self._holds_last_update:
                     # First without the states, because a batch system may kill this process while it saves them.
@@ -271,12 +271,6 @@ class Saver:
     def _holds_last_update(self) -> bool:
         """Whether the newest checkpoint holds the last finished update."""
         return self.newest is not None and self.newest.env_steps == self._progress.env_steps
-
-    def _omitted(self, *, periodic: bool) -> SavedStates | None:
-        """Returns what a checkpoint holds instead of the states of the envs, or None if they should be saved."""
-        if self._progress.ahead:  # the states would be newer than the policies
-            return SavedStates(why_fresh="a rollout that was not trained on was in progress")
-        return self._states.omitted(periodic=periodic)
 
     def _write(self, actions: Recorded, states: SavedStates, *, complete: bool = False) -> Path:
         """Writes a checkpoint and returns its folder."""

@@ -58,23 +58,14 @@ class _Handler:
 
     def __init__(self, call: Callable[[int], None]):
         self._call, self._second = call, _Second()
-        self._previous: dict[int, Any] = {}
+        self.previous: dict[int, Any] = {}  # the handlers that were installed before, by signal
 
     def __call__(self, number: int, _: Any) -> None:
         if self._second.is_(number):
-            signal.signal(number, self._previous[number])
+            signal.signal(number, self.previous[number])
             signal.raise_signal(number)
         else:
             self._call(number)
-
-    def install(self) -> None:
-        for number in STOPPING:
-            if _may_handle(number):
-                self._previous[number] = signal.signal(number, self)
-
-    def remove(self) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
 
 
 def _may_handle(number: int) -> bool:
@@ -97,11 +88,13 @@ def on_first_signal(call: Callable[[int], None]) -> Iterator[None]:
     """
     handler = _Handler(call)
     if threading.current_thread() is threading.main_thread():
-        handler.install()
+        for number in filter(_may_handle, STOPPING):
+            handler.previous[number] = signal.signal(number, handler)
     try:
         yield
     finally:
-        handler.remove()
+        for handled, previous in handler.previous.items():
+            signal.signal(handled, previous)
 
 
 @contextmanager

@@ -132,12 +132,8 @@ def affine_maps(wrappers: Sequence[Wrapper], part: Part, outside: gym.Space) -> 
     """Returns the outermost wrappers whose effect on a part is affine, with their maps, in the order of their effects.
 
     These are maps of actions into the env, outermost wrapper first, or of the env's observations, innermost first. A
-    wrapper inside one that is not affine is not part of the result, even if it is affine itself.
-
-    Args:
-        wrappers: All wrappers, innermost first.
-        part: What the maps change.
-        outside: The space of the part outside all wrappers.
+    wrapper inside one that is not affine is not part of the result, even if it is affine itself. `outside` is the space
+    of the part outside all wrappers, which are given innermost first.
     """
     maps: list[tuple[Wrapper, Affine]] = []
     for wrapper in reversed(wrappers):

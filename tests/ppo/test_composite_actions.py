@@ -117,7 +117,7 @@ def test_the_mask_of_a_composite_action_covers_its_discrete_leaves():
     allowed = np.zeros([4, 9], np.int8)
     allowed[:, [2, 4, 8]] = 1  # door 1, then the integers 5 and 6
     observations = {"x": np.zeros([4, 3], np.float32), "action_mask": allowed}
-    actions, _ = agent.sample(observations, agent.initial_state(4), agent.distribution.noise([4], tf.constant([0, 1])))
+    actions, _ = agent.sample(observations, agent.initial_state(4), tf.constant([0, 1]))
     np.testing.assert_array_equal(actions["door"][0], [1] * 4)
     np.testing.assert_array_equal(actions["door"][1], [[5, 6]] * 4)
     assert len(np.unique(actions["aim"])) == 8

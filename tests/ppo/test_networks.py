@@ -16,7 +16,7 @@ from ppo.model.observations import Observations
 from ppo.model.recurrent import GRU, LSTM, scan
 
 RNG = np.random.default_rng(0)
-VECTOR = {"observation": tf.TensorSpec([None, 5], tf.float32)}
+VECTOR = Observations(gym.spaces.Box(-1, 1, (5,)), Config(normalize_observations=False), mask_size=None)
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(17, 64), (64, 64), (64, 6), (64, 1)])
@@ -372,7 +372,7 @@ def test_a_custom_network_receives_the_leaves_nested_like_the_space():
 )
 def test_a_custom_network_does_not_receive_the_mask(mask):
     space = gym.spaces.Dict(x=gym.spaces.Box(-1, 1, (3,)), action_mask=mask)
-    observations = Observations(space, mask_size=2, clip=10.0, normalize=False, normalize_images=True, cnn="nature")
+    observations = Observations(space, Config(normalize_observations=False), mask_size=2)
     assert observations.nested(observations.specs) == {"x": tf.TensorSpec([None, 3], tf.float32)}
 
 

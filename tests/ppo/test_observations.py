@@ -7,6 +7,7 @@ import tensorflow as tf
 from gymnasium import spaces
 
 import vecenv
+from ppo import Config
 from ppo.model.observations import MASK, Observations, image_warnings
 
 RNG = np.random.default_rng(0)
@@ -22,7 +23,7 @@ NESTED = spaces.Dict(
 
 
 def observations(space, mask_size=None, normalize=True, cnn="nature"):
-    return Observations(space, mask_size=mask_size, clip=10.0, normalize=normalize, normalize_images=True, cnn=cnn)
+    return Observations(space, Config(normalize_observations=normalize, cnn=cnn), mask_size=mask_size)
 
 
 def batch_of(space, count=5):

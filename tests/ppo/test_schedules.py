@@ -9,11 +9,18 @@ from ppo import Config
 from ppo.algorithm.schedules import (
     adapted_base_rate,
     adapted_penalty,
-    adapted_rate,
     effective_rate,
-    guarded_rate,
     learning_rate_at,
 )
+
+
+def adapted_rate(rate, kl, *, kl_target, initial):
+    config = Config(lr_schedule="kl_adaptive", kl_target=kl_target, learning_rate=initial)
+    return adapted_base_rate(config, rate, kl)
+
+
+def guarded_rate(rate, kl, *, kl_limit, initial):
+    return adapted_base_rate(Config(kl_limit=kl_limit, learning_rate=initial), rate, kl)
 
 
 def test_the_learning_rate_falls_linearly_and_reaches_zero_after_the_last_update():
