@@ -56,3 +56,11 @@ def in_order(enabled: bool) -> AbstractContextManager[None]:
 def _is_alone() -> bool:
     """Returns whether the CPU is the only device."""
     return len(tf.config.list_logical_devices()) == 1
+
+
+def straight_through(value: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    """Returns `value`, with the gradient of `x`. Both are finite, float32 and of one shape.
+
+    TensorFlow keeps each use of `tf.custom_gradient` in a graph, and with it the graph, as long as the process.
+    """
+    return tf.stop_gradient(value) + (x - tf.stop_gradient(x))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import tensorflow as tf
+
+from ppo.graphs import straight_through
 
 EPSILON = 1e-8
 """Added to divisors that may be 0: the deviation of advantages, and the variance of value targets."""
@@ -87,11 +87,8 @@ def log_ratio(*, log_probs: tf.Tensor, old_log_probs: tf.Tensor) -> tf.Tensor:
     the gradient NaN. The gradient passes through the limit, so a bad action beyond it still becomes less likely.
     """
 
-    @tf.custom_gradient
-    def limited(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        return tf.minimum(x, MAX_LOG_RATIO), lambda upstream: upstream
-
-    return limited(log_probs - old_log_probs)
+    x = log_probs - old_log_probs
+    return straight_through(tf.minimum(x, MAX_LOG_RATIO), x)
 
 
 def clipped_surrogate(

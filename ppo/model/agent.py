@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import gymnasium as gym
@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from ppo.config import Config, ConfigError
-from ppo.graphs import graph_function, in_order
+from ppo.graphs import graph_function, in_order, straight_through
 from ppo.model import distributions
 from ppo.model.checks import check_mask
 from ppo.model.custom import CustomNetwork
@@ -195,7 +195,8 @@ class Agent(tf.Module):
         """
         outputs = self.network.outputs(hidden)
         if self.log_std is not None:
-            log_std = at_least(self.log_std.read_value(), self._min_log_std)
+            log_std = self.log_std.read_value()
+            log_std = straight_through(tf.maximum(log_std, self._min_log_std), log_std)
             log_std = tf.broadcast_to(log_std, [tf.shape(outputs)[0], self.distribution.num_free])
             outputs = tf.concat([outputs, log_std], axis=-1)
         if self.observations.has_mask:
@@ -367,13 +368,3 @@ def batch_specs(space: gym.Space) -> Any:
         return tf.TensorSpec([None, *leaf.shape], leaf.dtype)
 
     return nest(space, spec)
-
-
-def at_least(x: tf.Tensor, low: float) -> tf.Tensor:
-    """Returns `x`, or `low` where `x` is lower, with the gradient of `x` in both cases."""
-
-    @tf.custom_gradient
-    def raised(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        return tf.maximum(x, low), lambda upstream: upstream
-
-    return raised(x)
