@@ -1,5 +1,6 @@
 """Tests of ppo/trainer.py, ppo/run/progress.py and ppo/run/resume.py."""
 
+import copy
 import dataclasses
 import functools
 import json
@@ -485,7 +486,7 @@ class Raises(Callback):
     def _raise(self, report, *_):
         self.steps = report["env_steps"] if isinstance(report, dict) else report
         if self.steps == 160:
-            raise self.error
+            raise copy.copy(self.error)  # whose traceback does not outlive the test, and with it the envs
 
 
 RARELY = dataclasses.replace(CONFIG, env="Failing-v0", checkpoint_interval=10**9, report_interval=32, eval_episodes=1)

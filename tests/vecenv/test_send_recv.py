@@ -208,7 +208,7 @@ def test_timeouts_expire_after_messages_that_had_to_wait_for_room_in_a_pipe(tmp_
 
 
 def test_recv_returns_every_result_that_has_arrived():
-    with vecenv.AsyncVectorEnv(counting_fns(5, 50), num_workers=1) as envs:
+    with vecenv.AsyncVectorEnv(counting_fns(5, 50), num_workers=1, infos=False) as envs:
         envs.reset()
         envs.send([0] * 5)
         arrived = array.array("i", [0])
