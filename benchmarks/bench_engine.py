@@ -1,7 +1,7 @@
 """How many env-steps per second does a vector env take without learning?
 
 Unit: env-steps per second of all envs together, as the median of the rounds of each turn. The rivals take three turns,
-so that a change in the machine's speed affects all of them.
+so that a change in the machine's speed affects all of them, each in a process of its own.
 Not measured: creation and the policy.
 
 Every vector env is first checked to return the same observations as Gymnasium's SyncVectorEnv.
@@ -10,6 +10,8 @@ Every vector env is first checked to return the same observations as Gymnasium's
 from __future__ import annotations
 
 import functools
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import gymnasium as gym
@@ -18,6 +20,7 @@ import pytest
 
 import vecenv
 from benchmarks.conftest import need
+from benchmarks.processes import Iteration, in_a_process
 
 INSTALL_SB3 = "pip install torch==2.13.0 stable-baselines3"
 INSTALL_TIANSHOU = "pip install torch==2.13.0 tianshou"
@@ -94,30 +97,39 @@ def test_engine(measure, benchmark, env, num_envs, turn, rival):
     if rival == "tianshou Shmem":
         need("tianshou", INSTALL_TIANSHOU)
     benchmark.group = f"{env}, {num_envs} envs"
-    envs = RIVALS[rival]([ENVS[env]] * num_envs)
+    steps = 20 if "Async" in rival and "vecenv" not in rival else 200 if env.startswith("free") else 50
+    iterate, close = in_a_process(stepping, rival=rival, env=env, num_envs=num_envs, steps=steps)
     try:
-        reference = gym.vector.SyncVectorEnv([ENVS[env]] * num_envs)
-        reference.action_space.seed(0)
-        batches = [reference.action_space.sample() for _ in range(16)]
-        _check(envs, reference, batches, rival)
-        turn_of = iter(range(10**9))
-        cheap = env.startswith("free")
         measure(
-            lambda: envs.step(batches[next(turn_of) % 16]),
+            iterate,
             rounds=15,
-            iterations=(200 if cheap else 50) if "Async" not in rival or "vecenv" in rival else 20,
-            env_steps=num_envs,
+            iterations=1,
+            env_steps=num_envs * steps,
             env=env,
             num_envs=num_envs,
-            num_workers=getattr(envs, "num_workers", None),
             rival=rival,
             turn=turn,
         )
     finally:
-        envs.close()
+        close()
 
 
-def _check(envs: Any, reference: gym.vector.VectorEnv, batches: list, rival: str) -> None:
+def stepping(rival: str, env: str, num_envs: int, steps: int) -> Iteration:
+    """Returns functions that take `steps` steps of a vector env, which has been checked, and that close it."""
+    envs = RIVALS[rival]([ENVS[env]] * num_envs)
+    reference = gym.vector.SyncVectorEnv([ENVS[env]] * num_envs)
+    reference.action_space.seed(0)
+    batches = itertools.cycle([reference.action_space.sample() for _ in range(16)])
+    _check(envs, reference, batches, rival)
+
+    def iterate() -> None:
+        for batch in itertools.islice(batches, steps):
+            envs.step(batch)
+
+    return iterate, envs.close
+
+
+def _check(envs: Any, reference: gym.vector.VectorEnv, batches: Iterator, rival: str) -> None:
     """Asserts that the first observations equal those of the reference."""
     # tianshou seeds all envs with the same number.
     expected, _ = reference.reset(seed=[1] * reference.num_envs if rival == "tianshou Shmem" else 1)
@@ -127,6 +139,6 @@ def _check(envs: Any, reference: gym.vector.VectorEnv, batches: list, rival: str
     else:
         observations, _ = envs.reset(seed=1)
     np.testing.assert_array_equal(observations, expected)
-    for batch in batches[:3]:
+    for batch in itertools.islice(batches, 3):
         np.testing.assert_array_equal(envs.step(batch)[0], reference.step(batch)[0])
     reference.close()

@@ -1,6 +1,7 @@
 """How fast do vecenv.mujoco, EnvPool and Gymnasium step MuJoCo tasks, compared with the physics alone?
 
-Unit: env-steps per second of all envs together, as the median of the rounds of each turn. The rivals take three turns.
+Unit: env-steps per second of all envs together, as the median of the rounds of each turn. The rivals take three turns,
+each in a process of its own.
 All rivals take the same random float32 actions, return observations in their own dtype, and have infos enabled. Each
 rival uses one thread or worker process per core, except Gymnasium, which uses one process per env.
 Not measured: creation and the policy.
@@ -28,6 +29,7 @@ import pytest
 
 import vecenv
 from benchmarks.conftest import need
+from benchmarks.processes import Iteration, in_a_process
 from vecenv import available_cores
 
 TASKS = {"HalfCheetah-v5": 60_000, "Hopper-v5": 30_000, "Walker2d-v5": 20_000, "Ant-v5": 10_000, "Humanoid-v5": 8_000}
@@ -58,8 +60,6 @@ def vecenv_workers(env_id: str, num_envs: int, actions: np.ndarray) -> Iterator[
 
 def gymnasium_async(env_id: str, num_envs: int, actions: np.ndarray) -> Iterator[Round]:
     """Yields a function that steps Gymnasium's AsyncVectorEnv, with one process per env."""
-    if num_envs > 64:
-        pytest.skip("Gymnasium would start hundreds of processes")
     envs = gym.vector.AsyncVectorEnv([lambda: gym.make(env_id)] * num_envs)
     yield from _lockstep(envs, env_id, actions)
     envs.close()
@@ -141,7 +141,6 @@ def envpool_async(env_id: str, num_envs: int, actions: np.ndarray, times: int = 
 
 
 def _envpool(env_id: str, **sizes: int) -> Any:
-    need("envpool", "pip install envpool")
     import envpool
 
     return envpool.make(env_id, env_type="gymnasium", num_threads=available_cores(), seed=1, **sizes)
@@ -153,7 +152,6 @@ SKIPPED = ("clock", "islands", "search for contacts")
 
 def physics(env_id: str, num_envs: int, actions: np.ndarray, num_skipped: int) -> Iterator[Round]:
     """Yields a function that repeats the physics of a vecenv run, without the first `num_skipped` of SKIPPED."""
-    need("mujoco", "pip install mujoco")
     import mujoco
     from gymnasium.envs.mujoco.mujoco_env import expand_model_path
     from mujoco.batch import Batch
@@ -216,11 +214,20 @@ RIVALS: dict[str, Callable[..., Iterator[Round]]] = {
 @pytest.mark.parametrize("num_envs", [8, 64, 512])
 @pytest.mark.parametrize("env_id", TASKS)
 def test_mujoco(measure, benchmark, env_id, num_envs, turn, rival):
+    if "EnvPool" in rival:
+        need("envpool", "pip install envpool")
+    if rival == "gymnasium Async" and num_envs > 64:
+        pytest.skip("Gymnasium would start hundreds of processes")
     benchmark.group = f"{env_id}, {num_envs} envs"
     num_steps = max(8, TASKS[env_id] // 5 // num_envs)
-    actions = random_actions(env_id, num_envs, num_steps)
-    life = RIVALS[rival](env_id, num_envs, actions)
-    steps = next(life)
-    measure(steps, rounds=5, iterations=1, env_steps=num_steps * num_envs, rival=rival, num_envs=num_envs)
-    for _ in life:  # closes the envs
-        raise AssertionError("a rival yields one function")
+    iterate, close = in_a_process(stepping, rival=rival, env_id=env_id, num_envs=num_envs, num_steps=num_steps)
+    try:
+        measure(iterate, rounds=5, iterations=1, env_steps=num_steps * num_envs, rival=rival, num_envs=num_envs)
+    finally:
+        close()
+
+
+def stepping(rival: str, env_id: str, num_envs: int, num_steps: int) -> Iteration:
+    """Returns functions that take `num_steps` steps of a rival's envs, and that close them."""
+    running = RIVALS[rival](env_id, num_envs, random_actions(env_id, num_envs, num_steps))
+    return next(running), lambda: next(running, None)

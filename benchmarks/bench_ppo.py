@@ -16,13 +16,12 @@ single compiled function that also steps 64 envs of EnvPool, or a loop on the ho
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 
 import pytest
 
 from benchmarks.bench_engine import INSTALL_SB3, INSTALL_TIANSHOU
-from benchmarks.bench_mujoco import envpool_async, envpool_sync, physics, random_actions, vecenv_here
+from benchmarks.bench_mujoco import stepping
 from benchmarks.conftest import need
 from benchmarks.processes import SB3_SETTINGS, Iteration, in_a_process, ppo_in_a_process
 from vecenv import available_cores
@@ -33,7 +32,14 @@ SETTINGS = {
     "A": {"num_steps": 64, "minibatch_size": 1024, "epochs": 2},
     "B": {"num_steps": 32, "minibatch_size": 64, "epochs": 10},
 }
-STEPPING = ["vecenv, nothing learned", "EnvPool, nothing learned", "EnvPool async, nothing learned", "physics alone"]
+STEPPING = {
+    "vecenv, nothing learned": "vecenv.make",
+    "EnvPool, nothing learned": "EnvPool",
+    "EnvPool async, nothing learned": "EnvPool async",
+    "physics alone": "physics alone, as vecenv steps it",
+}
+"""Rivals that only step envs, and their names in bench_mujoco.py."""
+
 JAX = ["JAX compiled, 64 envs of EnvPool", "JAX loop, 64 envs of EnvPool", "JAX loop, 64 envs of vecenv"]
 PPO = ["ppo, 64 envs", "ppo as SB3, 64 envs", "ppo, 64 Python envs", "ppo as SB3, 64 Python envs"]
 INSTALL_JAX = "pip install sbx-rl tf_keras"
@@ -44,7 +50,7 @@ SB3 = [
     *(f"SB3, {envs}, 2 threads" for envs in ("8 envs in SubprocVecEnv", "64 envs of vecenv")),
     "SB3, 64 envs of vecenv, 1 thread",
 ]
-CHEETAH = [*PPO, *STEPPING[:3], *JAX, "SBX, 64 envs of vecenv", "tianshou, 64 envs of EnvPool", *SB3]
+CHEETAH = [*PPO, *list(STEPPING)[:3], *JAX, "SBX, 64 envs of vecenv", "tianshou, 64 envs of EnvPool", *SB3]
 PHYSICS = ["ppo, 64 envs", "vecenv, nothing learned", "physics alone"]
 CASES = [
     (env, setting, turn, rival)
@@ -87,7 +93,9 @@ def started(rival: str, env: str, setting: str, folder: Path) -> Iteration:
     """Starts a rival in a process of its own."""
     settings, (name, *details) = SETTINGS[setting], rival.split(", ")
     if rival in STEPPING:
-        return in_a_process(_stepping, rival=rival, env=env, num_steps=settings["num_steps"])
+        return in_a_process(
+            stepping, rival=STEPPING[rival], env_id=env, num_envs=NUM_ENVS, num_steps=settings["num_steps"]
+        )
     if name.startswith("ppo"):
         backend = "python" if "Python" in rival else "auto"
         others = SB3_SETTINGS if "as SB3" in rival else {}
@@ -98,17 +106,6 @@ def started(rival: str, env: str, setting: str, folder: Path) -> Iteration:
     if name.startswith("JAX"):
         return in_a_process(_jax, compiled="compiled" in name, on_vecenv="vecenv" in rival, **settings)
     return in_a_process({"SBX": _sbx, "tianshou": _tianshou}[name], **settings)
-
-
-def _stepping(rival: str, env: str, num_steps: int) -> Iteration:
-    step = {
-        "vecenv, nothing learned": vecenv_here,
-        "EnvPool, nothing learned": envpool_sync,
-        "EnvPool async, nothing learned": envpool_async,
-        "physics alone": functools.partial(physics, num_skipped=3),
-    }[rival]
-    running = step(env, NUM_ENVS, random_actions(env, NUM_ENVS, num_steps))
-    return next(running), lambda: next(running, None)
 
 
 def _sb3(num_steps: int, minibatch_size: int, epochs: int, *, envs: str, threads: int) -> Iteration:

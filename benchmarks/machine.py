@@ -19,6 +19,8 @@ PACKAGES = (
     "mujoco",
     "tensorflow",
     "stable-baselines3",
+    "sbx-rl",
+    "jax",
     "torch",
     "envpool",
     "tianshou",
@@ -49,14 +51,19 @@ def load_tensorflow() -> None:
 
 @functools.cache
 def machine() -> dict[str, object]:
-    """Returns the cores and the package versions that a result depends on."""
+    """Returns the commit, the cores and the package versions that a result depends on."""
     versions = {}
     for package in PACKAGES:
         try:
             versions[package] = version(package)
         except PackageNotFoundError:
             versions[package] = None
-    return {"cores": available_cores(), "python": platform.python_version(), "versions": versions}
+    return {
+        "commit": commit(),
+        "cores": available_cores(),
+        "python": platform.python_version(),
+        "versions": versions,
+    }
 
 
 def commit() -> str | None:
