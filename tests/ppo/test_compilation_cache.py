@@ -214,7 +214,7 @@ def test_xla_fails_on_a_damaged_entry_unless_its_digest_says_so(tmp_path):
     content = file.read_bytes()
     file.write_bytes(content[:-200])
     assert output(start(tmp_path)) == ["0", result]
-    assert file.read_bytes()[32:] == content[32:]
+    assert len(file.read_bytes()) == len(content)  # it was compiled and stored again
     damaged = content[32:-200]
     file.write_bytes(cache._digest(file.name.partition("-")[2], damaged) + damaged)
     process = start(tmp_path)
