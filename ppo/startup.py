@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import vecenv
+from ppo import compilation_cache
 
 
 def load_tensorflow() -> None:
@@ -41,9 +42,11 @@ def load_tensorflow() -> None:
         collected = gc.isenabled()
         gc.disable()  # saves a quarter of the time: imported objects stay alive, so scanning them frees nothing
         try:
-            with _without_keras():
-                import tensorflow as tf
-            tf.zeros([])  # finds the devices
+            with compilation_cache.in_memory():
+                with _without_keras():
+                    import tensorflow as tf
+                tf.zeros([])  # finds the devices
+            compilation_cache.load()
         except Exception:
             notes.seek(0)
             os.write(stderr, notes.read())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from typing import Any
 
+from ppo import compilation_cache
 from ppo.algorithm.collector import Collector, Rollouts
 from ppo.algorithm.teams import Team, Teams
 from ppo.callbacks import Callbacks
@@ -170,10 +171,12 @@ class Trainer:
         Raises:
             TrainingDiverged: If a loss is not finite. The policies do not change then.
         """
-        progress = self.progress
-        doing = "updating" if self.teams.compiled else "compiling the update"
+        progress, compiles = self.progress, not self.teams.compiled
+        doing = "compiling the update" if compiles else "updating"
         with self._status.doing(doing), progress.clock.spent_on("learn"):
             losses = self.teams.update(rollouts.collected, progress.updates, progress.env_steps)
+        if compiles:
+            compilation_cache.publish()
         progress.count(rollouts, warn=self._callback.on_warning)
         self.evaluation = None
         times = progress.clock.read(progress.env_steps)
