@@ -368,6 +368,13 @@ def test_a_channel_reassembles_messages_from_pieces_of_any_size():
     channel.close()
 
 
+def test_a_batch_of_numbers_is_pickled_without_cloudpickle(monkeypatch):
+    monkeypatch.setattr(messages, "dumps", None)
+    actions = np.arange(6.0).reshape(3, 2)
+    frame = messages.encode(Kind.STEP, 1, actions)
+    np.testing.assert_array_equal(messages.decode(frame[messages.FRAME.size :]), actions)
+
+
 def test_every_kind_is_a_reply_or_has_a_record_of_its_command():
     assert messages.COMMANDS.keys() == set(Kind) - messages.REPLIES
     assert all(command.kind == kind for kind, command in messages.COMMANDS.items())

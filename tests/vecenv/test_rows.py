@@ -1,5 +1,6 @@
 """Tests of vecenv/rows/env_rows.py and checks.py: stepping, autoreset, and invalid results of envs."""
 
+import pickle
 import warnings
 from decimal import Decimal
 from fractions import Fraction
@@ -12,6 +13,7 @@ from gymnasium.vector import AutoresetMode
 
 import vecenv
 from tests.helpers import CountingEnv, SampledEnv, counting_fns
+from vecenv.rows.observations import observation_writer
 
 
 def test_autoreset_neither_skips_nor_repeats_a_step():
@@ -121,6 +123,16 @@ def test_an_observation_that_its_dtype_cannot_hold_is_an_error_and_others_are_co
         env.reset = lambda **kwargs: (given, {})
         with pytest.raises(TypeError, match=r"observation of env 0 has dtype .* does not fit .* without loss"):
             envs.reset()
+
+
+def test_an_observation_of_an_unpickled_space_is_written_without_a_conversion(monkeypatch):
+    """The dtypes of unpickled spaces are not numpy's own objects. Workers unpickle the spaces of a script's classes."""
+    space = pickle.loads(pickle.dumps(spaces.Box(0, 1, (2,), np.float32)))
+    assert space.dtype is not np.dtype(np.float32)
+    rows = np.zeros((1, 2), np.float32)
+    monkeypatch.setattr("vecenv.rows.observations.fitted", None)
+    observation_writer(space, {("observation",): rows}, {}, "observation")(0, np.ones(2, np.float32))
+    np.testing.assert_array_equal(rows, [[1, 1]])
 
 
 def test_values_that_fit_without_loss_are_accepted():

@@ -15,7 +15,7 @@ from vecenv.errors import NotRestorable
 from vecenv.memory import layout
 from vecenv.rows import checks, episode_infos
 from vecenv.rows.action_spaces import clipper
-from vecenv.rows.autoreset import BEGINS, RESETS, SKIPS, STEPS
+from vecenv.rows.autoreset import BEGINS, EVERY, RESETS, SKIPS, STEPS
 from vecenv.rows.batched import ADVICE, Batched
 from vecenv.rows.copies import copied
 from vecenv.rows.env_rows import EnvRows
@@ -91,7 +91,7 @@ class BatchRows(Rows):
 
     def _reset(self, at: _BatchSlot, command: ResetCommand) -> StepObjects:
         options, mask = command.options, command.mask
-        rows = slice(None) if mask is None else np.flatnonzero(mask)
+        rows = EVERY if mask is None else np.flatnonzero(mask)
         if mask is not None:
             if not mask.any():
                 return NO_OBJECTS
@@ -130,11 +130,11 @@ class BatchRows(Rows):
         return self._taken_over and bool((self._episodes.next_step >= SKIPS).any())
 
     def _step_all(self, at: _BatchSlot, actions: Any) -> StepObjects:
-        actions = self._actions(at, actions, slice(None))
+        actions = self._actions(at, actions, EVERY)
         if not self._accepts_out:
-            return self._write_step(at, self._env.step(actions), slice(None))
+            return self._write_step(at, self._env.step(actions), EVERY)
         # Owner: the vector env, all rows of the slot, until its step returns.
-        return self._write_step(at, self._env.step(actions, out=at.observations), slice(None))
+        return self._write_step(at, self._env.step(actions, out=at.observations), EVERY)
 
     def step_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> Iterator[tuple[list[int], StepObjects]]:
         """Steps the rows in one call and yields all of them at once."""

@@ -15,7 +15,7 @@ import numpy as np
 from vecenv.memory import layout
 from vecenv.rows import checks, episode_infos
 from vecenv.rows.action_spaces import clipper, each, unbounded
-from vecenv.rows.autoreset import BEGINS, SKIPS, STEPS
+from vecenv.rows.autoreset import BEGINS, EVERY, SKIPS, STEPS
 from vecenv.rows.checks import FALSE, NUMBERS
 from vecenv.rows.copies import copied, copiers
 from vecenv.rows.infos import columns_of
@@ -103,17 +103,17 @@ class EnvRows(Rows):
             self._guarded(None, "reset", self._check_finite, at, rows, [])
         return self._objects_of(infos)
 
-    def step(self, slot: int, actions: Any = None, only: Sequence[int] | None = None) -> StepObjects:
+    def step(self, slot: int, actions: Any = None, only: range | None = None) -> StepObjects:
+        """Steps all rows, or the rows `only`."""
         at = self._slots[slot]
         write, rewards = at.write, at.rewards
-        rows: Sequence[int]
-        index: Any
         if only is None:
-            rows, envs, index = self._every_row, self.envs, slice(None)
+            rows, envs, index = self._every_row, self.envs, EVERY
             at.terminated.fill(False)  # takes half as long as assigning to a slice
             at.truncated.fill(False)
         else:
-            rows, envs, index = only, [self.envs[i] for i in only], list(only)
+            index = slice(only.start, only.stop)  # numpy takes a tenth of the time that a list of numbers takes
+            rows, envs = only, self.envs[index]
             at.terminated[index] = at.truncated[index] = False
         # Plain local lists and names: the loop runs once per env and step.
         next_step, keep_infos, summed = self._episodes.next_step, self._keep_infos, self._episodes.infos
@@ -180,7 +180,7 @@ class EnvRows(Rows):
         if self._options.own_copies and orders[0][1] is not None:  # in each order, or in none
             orders = [(row, copied(action)) for row, action in orders]
         for row, action in orders:
-            yield [row], self.step(slot, action, [row])
+            yield [row], self.step(slot, action, range(row, row + 1))
 
     def call(self, name: str, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
         (own_arguments,) = self._copiers([(args, kwargs)])
@@ -260,9 +260,9 @@ class EnvRows(Rows):
         self._checked("info", info, checks.check_info, i, "reset")
         return observation, info
 
-    def _actions(self, at: _EnvSlot, actions: Any, index: Any) -> Iterable[Any]:
-        if isinstance(index, list) and all(self._episodes.next_step[i] for i in index):
-            return [None] * len(index)  # no env is stepped, and after a restart there may be no actions
+    def _actions(self, at: _EnvSlot, actions: Any, index: slice) -> Iterable[Any]:
+        if index is not EVERY and all(begins := self._episodes.next_step[index]):
+            return [None] * len(begins)  # no env is stepped, and after a restart there may be no actions
         given = actions is not None
         if not given:
             actions = at.copy_actions(index)

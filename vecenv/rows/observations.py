@@ -94,8 +94,9 @@ def _row_writer(space: gym.Space, array: np.ndarray, path: Path, names: Sequence
     ndarray = np.ndarray  # a local name, because `write` runs once per env and step
 
     def write(i: int, value: Any) -> None:
-        # Without this check, numpy would silently broadcast a value of shape (1,) over the row.
-        if type(value) is not ndarray or value.dtype is not dtype or value.shape != shape:
+        # Without this check, numpy would silently broadcast a value of shape (1,) over the row. Unpickled dtypes, as in
+        # the spaces of an env that is defined in a script, are equal but not identical.
+        if type(value) is not ndarray or value.shape != shape or (value.dtype is not dtype and value.dtype != dtype):
             value = fitted(value, dtype, shape, tree.name_of("observation", path), names[i])
         try:
             rows[i][...] = value

@@ -16,7 +16,7 @@ from vecenv.memory import layout
 from vecenv.resources import tightest_limit
 from vecenv.rows import episode_infos
 from vecenv.rows.action_spaces import unbounded
-from vecenv.rows.autoreset import BEGINS, STEPS, Columns, Episodes
+from vecenv.rows.autoreset import BEGINS, EVERY, STEPS, Columns, Episodes
 from vecenv.rows.messages import EnvDescription, EnvSpaces, ResetCommand, RowsOptions, StepObjects
 from vecenv.rows.observations import Exact, as_float32
 from vecenv.tree import Path
@@ -47,7 +47,7 @@ class Slot:
     def copy_actions(self, index: Any) -> Any:
         """Returns a batch of copies of the actions in these rows: an env may keep its action beyond this step."""
         if self._only_action is not None:
-            return self._only_action.copy() if isinstance(index, slice) else self._only_action[index]
+            return self._only_action.copy() if index is EVERY else np.array(self._only_action[index])
         return tree.nest(self._action_space, lambda path: np.array(self.views[(layout.ACTION, *path)][index]))
 
 
@@ -93,8 +93,8 @@ class Rows(ABC):
         """Resets every env, or the envs in the mask of the command, and writes their rows of `slot`."""
 
     @abstractmethod
-    def step(self, slot: int, actions: Any = None, only: Sequence[int] | None = None) -> StepObjects:
-        """Steps all rows, or the rows `only`, with these actions or those in `slot`, and writes the rows there."""
+    def step(self, slot: int, actions: Any = None) -> StepObjects:
+        """Steps all rows with these actions or those in `slot`, and writes the rows there."""
 
     @abstractmethod
     def step_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> Iterator[tuple[list[int], StepObjects]]:

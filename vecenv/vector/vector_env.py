@@ -535,8 +535,9 @@ class PooledVectorEnv(VectorEnv):
         """Raises if autoreset is disabled and an episode of these envs is over."""
         if self._autoreset_disabled and self._has_batch:
             ended = self.arrays[layout.TERMINATED][self._slot] | self.arrays[layout.TRUNCATED][self._slot]
-            over = [i for i in env_ids if ended[i]]
-            if over:
+            if not np.count_nonzero(ended):  # most steps
+                return
+            if over := [i for i in env_ids if ended[i]]:
                 raise EpisodeOver(
                     f"the episodes of envs {over} are over, and autoreset is disabled: reset them with "
                     "options={'reset_mask': ...}. No env was stepped."

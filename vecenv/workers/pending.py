@@ -105,16 +105,15 @@ class PendingRows:
         """Takes a message of a worker. Raises BadMessage if it is no reply, or the error that it reports."""
         if kind == ERROR and slot == self.slot:
             raise worker_failed(worker, payload)
-        reply = None
+        envs, objects = [], None
         if kind == READY:
-            reply = RowsReply([slot], payload)
+            envs, objects = [worker.low + slot], payload
         elif kind == READY_ROWS and isinstance(payload, RowsReply):
-            reply = payload
-        envs = [worker.low + row for row in reply.rows] if reply is not None else []
-        if reply is None or not envs or not self._in_flight.issuperset(envs):
+            envs, objects = [worker.low + row for row in payload.rows], payload.objects
+        if not envs or not self._in_flight.issuperset(envs):
             raise BadMessage(worker, f"an unexpected {Kind(kind).name} {slot}")
         self._in_flight.difference_update(envs)
-        self._done.append((envs, reply.objects))
+        self._done.append((envs, objects))
         self.count += len(envs)
         if self._restarts is not None:
             self._restarts.deaths[worker.index] = 0

@@ -41,6 +41,7 @@ from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import cloudpickle
+import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from vecenv.errors import MessageTooLarge, OtherForm
@@ -275,8 +276,9 @@ def encode(kind: Kind, slot: int = 0, payload: Any = None) -> bytes:
         return short_frame(kind, slot)
     # cloudpickle, because envs, arguments and infos may hold lambdas and classes of __main__, which the other process
     # does not import. A reply is tried without it first: pickle is faster for arrays, and refuses what it cannot find.
+    # A batch of actions whose dtype is not the space's is pickled in the same way: numbers need no import.
     body = None
-    if kind in REPLIES:
+    if kind in REPLIES or (type(payload) is np.ndarray and not payload.dtype.hasobject):
         with contextlib.suppress(Exception):
             body = pickle.dumps(payload, pickle.HIGHEST_PROTOCOL)
     if body is None:
