@@ -369,6 +369,43 @@ def test_a_subclass_or_wrapper_that_reads_infos_receives_them(make):
         assert envs.step(np.ones((2, 3), np.float32))[1].all()
 
 
+class Reusing(Hopper):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.calls, self.everyone = np.zeros(self.num_envs), np.ones(self.num_envs, np.bool_)
+
+    def step(self, actions, *, out=None):
+        *results, infos = super().step(actions, out=out)
+        self.calls += 1
+        return *results, {**infos, "calls": self.calls, "_calls": self.everyone}
+
+
+@pytest.mark.parametrize("task", [Hopper, Reusing])
+def test_infos_stay_as_they_are_even_if_a_subclass_reuses_its_arrays(task):
+    with vecenv.AsyncVectorEnv(vecenv.Batched(task, 2), num_workers=0) as envs:
+        envs.reset(seed=0)
+        steps = [envs.step(np.ones((2, 3), np.float32))[4] for _ in range(4)]
+        assert all(infos["_x_position"].all() for infos in steps)
+        assert len({float(infos["x_position"][0]) for infos in steps}) == 4
+        if task is Reusing:
+            assert [infos["calls"].tolist() for infos in steps] == [[1, 1], [2, 2], [3, 3], [4, 4]]
+
+
+@pytest.mark.parametrize("env_id", TASKS)
+def test_what_a_task_of_gymnasium_returns_is_new_writable_and_of_the_right_type(env_id):
+    envs = TASKS[env_id](3)
+    envs.reset(seed=0)
+    actions = np.full((3, *envs.single_action_space.shape), 0.1, np.float32)
+    envs.step(actions)
+    rewards, terminated, infos = envs.outcome(envs.before_step(), actions)
+    assert (rewards.dtype, terminated.dtype) == (np.float64, np.bool_)
+    kept = [envs.physics.batch.state, envs.cfrc_ext, actions, *envs.physics.batch.derived.values()]
+    for array in (rewards, terminated, *infos.values(), *envs.reset_infos().values()):
+        assert len(array) == 3 and array.flags.writeable
+        assert not any(np.shares_memory(array, other) for other in kept)
+        kept.append(array)
+
+
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_observations_written_into_out_equal_the_returned_observations(mode, dtype):

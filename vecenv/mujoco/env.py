@@ -145,7 +145,7 @@ class MujocoVectorEnv(VectorEnv):
         self._renderer = BatchRenderer(self.physics, render_mode, options, follows=self._is_custom)
         self._episodes = Episodes(num_envs, max_episode_steps, self.autoreset_mode)
         self.steps = self._episodes.steps
-        self._checks = TaskChecks(type(self).__name__, num_envs, self.physics, finite=self._is_custom)
+        self._checks = TaskChecks(type(self).__name__, num_envs, self.physics, trusted=not self._is_custom)
         self._everyone = np.ones(num_envs, dtype=np.bool_)
         self._with_infos = True
         # Looked up once, because every step needs them.
@@ -369,8 +369,13 @@ class MujocoVectorEnv(VectorEnv):
 
     def drop_infos(self) -> None:
         """Stops computing infos, except final observations and for overrides of `step`, `step_rows` and `reset`."""
+        self._with_infos = not self.hands_over_infos
+
+    @property
+    def hands_over_infos(self) -> bool:
+        """Whether the infos of `step`, `step_rows` and `reset` are new, because no subclass overrides these methods."""
         names = ("step", "step_rows", "reset")
-        self._with_infos = any(getattr(type(self), name) is not getattr(MujocoVectorEnv, name) for name in names)
+        return all(getattr(type(self), name) is getattr(MujocoVectorEnv, name) for name in names)
 
     def render(self) -> tuple[Any, ...]:
         """Returns a frame of each env, in the format of `render_mode`."""

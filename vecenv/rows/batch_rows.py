@@ -75,9 +75,10 @@ class BatchRows(Rows):
         self._accepts_out = _has_parameter(env.step, "out") and _has_parameter(env.reset, "out")
         self._clip = clipper(env.single_action_space) if options.clip_actions else None
         self._observed = [path for path, _ in tree.leaves(env.single_observation_space)]
-        # This checks the class, because a wrapper may forward the attribute but need the infos itself.
+        # These check the class, because a wrapper may forward the attributes but use the infos itself.
         if not options.infos and not options.info_keys and hasattr(type(env), "drop_infos"):
             env.drop_infos()
+        self._passes_infos = options.here and hasattr(type(env), "hands_over_infos") and env.hands_over_infos
         if self._taken_over:
             self._guarded(None, "reset", env.reset)  # `call` may use the envs before their next step
         spaces = [self._spaces(env.single_observation_space, env.single_action_space)] * self._count
@@ -175,7 +176,11 @@ class BatchRows(Rows):
         """Writes the result of a step into these rows; returns the infos that do not fit the memory."""
         episodes = self._episodes
         observations, rewards, terminated, truncated, infos = result
-        objects = self._checked("info", infos, self._objects_of, None, "step", rows)
+        if self._passes_infos and isinstance(rows, slice):
+            # Owner: the caller, who gets the dict and the arrays that the vector env has made for this step.
+            objects = StepObjects((), {}, batched=infos) if self._keep_infos else NO_OBJECTS
+        else:
+            objects = self._checked("info", infos, self._objects_of, None, "step", rows)
         self._write_observations(at, observations, rows)
         at.columns.rewards[rows] = self._column("reward", rewards, rows, checks.number, "biuf")
         terminated = at.terminated[rows] = self._column("terminated", terminated, rows, checks.flag, "b")

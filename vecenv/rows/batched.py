@@ -29,6 +29,8 @@ class Batched:
     - a keyword argument `out` of both `step(actions, out=...)` and `reset(seed=..., options=..., out=...)`: arrays
       `[n, ...]`, nested like the observation space, that the vector env fills with its observations and returns
       instead of new arrays, which saves a copy. With `float32_observations=True`, they are float32 instead of float64;
+    - `hands_over_infos`, True if it returns a new dict of new arrays in each call, which the engine may pass on without
+      checks and copies;
     - `drop_infos()`, which is called once if the engine needs no infos; later infos may hold only `final_obs`;
     - `get_state()`, which returns a list of one plain state per env, and `set_state(states)`: required by the methods
       of the same name.

@@ -24,6 +24,7 @@ class RowsOptions:
     """Options of a vector env that its rows implement; see `AsyncVectorEnv`.
 
     With `own_copies`, each env gets copies of its function and of the arguments that it shares with other envs.
+    With `here`, the rows are all envs of a vector env in the same process.
     """
 
     autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP
@@ -33,6 +34,7 @@ class RowsOptions:
     infos: bool = True
     info_keys: tuple[str, ...] = ()
     own_copies: bool = False
+    here: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,11 +79,13 @@ class StepObjects(NamedTuple):
         infos: The infos, in columns.
         leaves: The values of object leaves.
         cut: The envs whose episodes ended because their process died (see `vecenv.workers.restarts`).
+        batched: Instead of `infos`, the batched infos of a step of all envs in this process. The receiver owns them.
     """
 
     infos: Sequence[Column]
     leaves: ObjectLeaves
     cut: Sequence[int] = ()
+    batched: dict[str, Any] | None = None
 
     def __reduce__(self) -> tuple:
         return _unpickled, (packed(self.infos), self.leaves, self.cut)

@@ -98,7 +98,8 @@ class ResultAssembler:
     def after_step(self, slot: int, objects: StepObjects) -> StepResult:
         """Returns the result of `step`."""
         terminated, truncated = self._terminated[slot].copy(), self._truncated[slot].copy()
-        infos = batched_infos(objects.infos, self._num_envs) if objects.infos else {}
+        if (infos := objects.batched) is None:
+            infos = batched_infos(objects.infos, self._num_envs) if objects.infos else {}
         if self._same_step:
             self._add_final_observations(infos, slot, terminated | truncated, self._everyone, objects.leaves)
         self._update_object_leaves(objects.leaves)

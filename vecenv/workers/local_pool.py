@@ -6,6 +6,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 from gymnasium import logger
@@ -31,7 +32,7 @@ class LocalPool(Pool):
     def __init__(self, env_fns: Sequence[Callable] | Batched, options: RowsOptions):
         self.ranges = [EnvRange(0, 0, len(env_fns))]
         self.processes = []
-        self._env_fns, self._options = env_fns, options
+        self._env_fns, self._options = env_fns, replace(options, here=True)
         self._rows: Any = None  # `Rows` once started
         self._has_reset = False  # whether an env may be in the middle of an episode
         self._pending: tuple[int, Any] = (0, None)  # the slot and the payload of the command that was begun
