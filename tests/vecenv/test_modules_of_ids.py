@@ -141,6 +141,12 @@ def test_the_module_sees_current_environment_variables(module, tmp_path, monkeyp
         assert envs.spec.id == "Plain-v0"
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_class_instead_of_an_id_is_an_error_that_says_what_to_pass(num_workers):
+    with pytest.raises(TypeError, match=r"neither a string nor an EnvSpec.*module:name.*AsyncVectorEnv"):
+        vecenv.make(gym.Env, 2, num_workers=num_workers)
+
+
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [

@@ -53,6 +53,9 @@ def load_spec(env_id: str | EnvSpec) -> EnvSpec:
     A class or function that is not registered gets a spec whose id is "module:name". The spec of "vecenv/ID" is the
     spec of ID, because the arguments of `make_registered` are not the env's. Gymnasium's MuJoCo tasks get the vector
     form of `vecenv.mujoco`.
+
+    Raises:
+        TypeError: If `env_id` is something else, such as a class.
     """
     if isinstance(env_id, str):
         where, _, name = env_id.rpartition(":")
@@ -69,6 +72,11 @@ def load_spec(env_id: str | EnvSpec) -> EnvSpec:
             else:
                 advice = 'If a package registers this id, import it or name its module: "module:id".'
             raise type(error)(f"{error} {advice}") from None
+    if not isinstance(env_id, EnvSpec):
+        raise TypeError(
+            f'env_id={env_id!r} is neither a string nor an EnvSpec: name a class or function as "module:name", or '
+            "pass functions that make the envs to vecenv.AsyncVectorEnv"
+        )
     if env_id.vector_entry_point == REGISTERED:
         return load_spec(env_id.kwargs["env_id"])
     if isinstance(env_id.entry_point, str) and (task := _MUJOCO_ENTRY_POINT.fullmatch(env_id.entry_point)):

@@ -188,9 +188,8 @@ class TaskChecks:
 
     def _check_finite(self, method: str, what: str, array: np.ndarray, mask: np.ndarray) -> None:
         """Raises InvalidRow if values must be finite, but a method gave another value for an env in the mask."""
-        if (
-            not self._trusted and np.count_nonzero(np.isfinite(array)) < array.size
-        ):  # `all` takes longer for small arrays
+        # `all` takes longer than `count_nonzero` for small arrays.
+        if not self._trusted and np.count_nonzero(np.isfinite(array)) < array.size:
             rows = ~np.isfinite(array.reshape(len(array), -1)).all(axis=1) & mask
             if rows.any():
                 env = int(rows.argmax())
