@@ -54,12 +54,9 @@ def pytest_runtest_protocol(item):
     keeps what XLA has compiled. If all slow tests compiled, their process would run out of memory mappings.
     """
     if "tensorflow" in sys.modules:  # the engine's tests need not import it
-        import tensorflow as tf
+        from tests.ppo.runs import compile_updates
 
-        from ppo.algorithm import update
-
-        update.compiles_updates = item.get_closest_marker("xla") is not None
-        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": not update.compiles_updates})
+        compile_updates(item.get_closest_marker("xla") is not None)
     return (yield)
 
 

@@ -6,8 +6,10 @@ import importlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -72,10 +74,14 @@ if program in ("ruff", "mypy"):
 os.environ["PYTHONPATH"] = {root!r}
 os.execv({python!r}, [{python!r}, *words])
 """
-"""Stands in for each program of a user's environment. Runs the same commands with less work, and installs nothing.
+"""Stands in for each program of a user's environment, so that a block takes seconds and needs no network.
 
-If the variable COMMANDS names a file, the arguments of `ppo` are appended to it, and nothing is trained. pip only
-checks that the extras exist; ruff only checks its arguments, and mypy takes none.
+Run as written: the shell's syntax, and `ppo` except for training. Run with less work: `ppo train` (one update, one
+episode), benchmarks and sweeps. Not run: pip, whose extras are looked up; venv, whose folder must be `.venv`; pytest,
+which collects the tests of one file, or runs a few benchmarks; ruff, whose arguments are parsed; and mypy, which takes
+none. `test_the_readmes_test_command_runs_unaltered` runs venv, pip and pytest, and `.ci/run` runs ruff and mypy.
+
+If the variable COMMANDS names a file, the arguments of `ppo` are appended to it, and nothing is trained.
 """
 
 
@@ -115,9 +121,34 @@ def _outside_xdist():
     return {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
 
 
+@pytest.mark.slow
+def test_the_readmes_test_command_runs_unaltered(tmp_path):
+    """With the real venv, pip and pytest, in a copy of this repository whose only tests are those of one file.
+
+    Variables of pip replace what needs a network: the dependencies are those of this Python.
+    """
+    (block,) = [block for block in blocks(ROOT / "README.md", "sh") if "-m pytest" in block]
+    folder = tmp_path / "clone"
+    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "runs"))
+    for file in (folder / "tests").rglob("test_*.py"):
+        if file.name != "test_errors.py":
+            file.unlink()
+    (tmp_path / "python3").symlink_to(sys.executable)
+    settings = {"PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1", "PIP_NO_BUILD_ISOLATION": "0"}
+    settings |= {"PYTHONPATH": sysconfig.get_path("purelib"), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    environment = {**_outside_xdist(), **settings}
+    done = subprocess.run(
+        ["bash", "-ec", block], capture_output=True, text=True, timeout=280, cwd=folder, env=environment
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert re.search(r"\d+ passed", done.stdout)
+    (installed,) = folder.glob(".venv/lib/*/site-packages/vecenv_ppo-*.dist-info")
+    assert str(folder) in (installed / "direct_url.json").read_text()
+
+
 @pytest.mark.parametrize("block", [_block(page, block) for page in PAGES for block in blocks(page, "sh")])
 def test_every_command_runs(request, block, workplace, monkeypatch):
-    """The `ppo` commands of quick blocks run in this process, in their order, because TensorFlow loads slowly."""
+    """`SHIM` says what runs. The `ppo` commands of quick blocks run in this process, as TensorFlow loads slowly."""
     bin, commands = workplace / ".venv" / "bin", workplace / "commands"
     script = block.replace("PRESET", "cartpole").replace("for seed in 0 1 2 3 4", "for seed in 0")
     environment = {**_outside_xdist(), "PATH": f"{bin}:{os.environ['PATH']}", "COLUMNS": "100"}

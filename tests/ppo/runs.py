@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from ppo import Config, Run
+from ppo.algorithm import update
 from ppo.model.agent import Agent
 from ppo.model.normalize import RunningMoments
 from ppo.run.checkpoint import Checkpoints, list_checkpoints, only_reward_moments
@@ -17,6 +18,12 @@ from ppo.run.metrics import TIMES
 
 QUICKLY_COMPILED = {"XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"}
 """Environment variables with which other processes compile updates in half the time, for tests of other things."""
+
+
+def compile_updates(enabled: bool) -> None:
+    """Lets XLA compile the updates of later learners, and TensorFlow optimize the graphs that run, as users do."""
+    update.compiles_updates = enabled
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": not enabled})
 
 
 def command(name: str, words: Iterable[object]) -> int:

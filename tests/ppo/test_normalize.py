@@ -72,5 +72,6 @@ def test_image_statistics_merge_updates_and_bound_the_scale():
     normalizer.moments.merge(normalizer.statistics(tf.constant(images + np.uint8(2))))
     mean, scale = normalizer.parameters()
     np.testing.assert_allclose(mean, images[0] + 1.0, rtol=1e-5)
+    np.testing.assert_allclose(normalizer.moments.mean, (images[0] + 1.0) / 255, rtol=1e-5)
     assert float(normalizer.moments.count) == 2
     assert float(scale) == pytest.approx(1 / 8)  # although the deviation is a single gray level
