@@ -19,6 +19,7 @@ from vecenv.resources import available_cores
 from vecenv.vector.async_vector_env import AsyncVectorEnv
 
 SYNC = "gymnasium SyncVectorEnv"
+IN_ONE_CALL = "vecenv.make, in one call"
 TURNS = 5
 BUSY = 1.5  # ratio of the highest to the lowest speed above which the machine is too busy to compare
 ACTIONS = 16  # random batches, drawn before the clock starts
@@ -101,15 +102,15 @@ def measure(
     for workers in worker_counts(num_envs) if num_workers is None else num_workers:
         name = f"vecenv, {workers} worker{'s' if workers != 1 else ''}"
         rivals[name] = functools.partial(AsyncVectorEnv, [make_one] * num_envs, num_workers=workers)
-    rivals["vecenv.make, in one call"] = functools.partial(make, env_id, num_envs, wrappers=wrappers, **env_kwargs)
+    rivals[IN_ONE_CALL] = functools.partial(make, env_id, num_envs, wrappers=wrappers, **env_kwargs)
     measured, errors = {}, {}
     with contextlib.ExitStack() as stack:
         for name, build in rivals.items():
             try:
                 envs = build()
                 stack.callback(envs.close)
-                if build is rivals["vecenv.make, in one call"] and getattr(envs, "num_workers", 0):
-                    continue  # `make` returns single envs in workers, which are measured already
+                if name == IN_ONE_CALL and isinstance(envs, AsyncVectorEnv) and envs.num_workers:
+                    continue  # `make` returned single envs in workers, which are measured already
                 envs.reset(seed=0)
                 envs.step(envs.action_space.sample())
                 measured[name] = envs
