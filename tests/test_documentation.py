@@ -43,6 +43,8 @@ if words[:2] == ["-m", "pytest"] or words[:5] == ["-m", "coverage", "run", "-m",
     words += ["--quick", "-k", few] if "--benchmark-only" in words else ["--collect-only", "-q", "tests/test_site.py"]
 elif words[:3] == ["-m", "ppo", "train"] and "--help" not in words:
     words += ["--total-steps", "1", "--eval-episodes", "1"] + ([] if "--resume" in words else ["--epochs", "1"])
+elif words[:3] == ["-m", "vecenv", "measure"]:
+    words += ["--seconds", "1"]
 elif words[:2] == ["-m", "benchmarks.speedrun"]:
     words += ["--tasks"]
 elif words[:2] == ["-m", "benchmarks.ratios"]:
