@@ -566,14 +566,14 @@ def measure_row(
 
 def table(out: Path) -> str:
     """Returns the table in Markdown, followed by the reason for each failure."""
-    lines = ["| package | flags of `ppo train` | bit-equal | env-steps/s |", "|---|---|---|---|"]
+    lines = ["| package | flags of `ppo train` | bit-equal steps | env-steps/s |", "|---|---|---|---|"]
     reasons: list[str] = []
 
     def failed(record: Outcome, stage: str) -> bool:
         return not record.get(stage, {"ok": True})["ok"]
 
     def steps(outcome: Outcome) -> str:
-        return f"{outcome['steps']:,} steps"
+        return f"{outcome['steps']:,}"
 
     for row in ROWS:
         file = out / f"{row.name}.json"
@@ -585,6 +585,8 @@ def table(out: Path) -> str:
             outcome = record.get(stage)
             if outcome is None or outcome["ok"]:
                 return "-" if outcome is None else shown(outcome)
+            if outcome["error"].startswith("nondeterministic"):
+                return "nondeterministic"
             fault = {"package": "", "ours": ", fault of this project"}.get(outcome["blame"], ", unknown fault")
             reasons.append(f"{len(reasons) + 1}. {row.package}{fault}: `{_short(outcome['error'])}`")
             return f"no ({len(reasons)})"

@@ -172,6 +172,13 @@ def test_failures_are_numbered_and_explained_below_the_table(tmp_path, monkeypat
     ]
 
 
+def test_the_table_calls_an_env_nondeterministic_that_differs_from_itself(tmp_path, monkeypatch):
+    monkeypatch.setattr(environments, "ROWS", (a_row("A-v0"),))
+    equal = {"ok": False, "error": "nondeterministic: rewards of two of Gymnasium's ...", "blame": "package"}
+    (tmp_path / "a-row.json").write_text(json.dumps({"install": {"ok": True}, "equal": equal}))
+    assert table(tmp_path).splitlines()[2:] == ["| package | `--env A-v0` | nondeterministic | - |"]
+
+
 def test_an_env_that_does_not_work_alone_counts_as_not_installed(tmp_path, monkeypatch):
     monkeypatch.setattr(environments, "ROWS", (a_row("A-v0"),))
     record = {"install": {"ok": True}, "single": {"ok": False, "error": "SIGSEGV", "blame": "unknown"}}

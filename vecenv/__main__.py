@@ -1,10 +1,11 @@
-"""`python -m vecenv` prints the facts about the machine that a bug report needs."""
+"""`python -m vecenv` prints the facts that a bug report needs; `python -m vecenv measure ENV` measures an env."""
 
 from __future__ import annotations
 
 import argparse
 import ctypes.util
 import importlib.metadata
+import json
 import multiprocessing
 import os
 import platform
@@ -40,11 +41,42 @@ def report() -> dict[str, str]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Prints the report, one name and value per line."""
-    argparse.ArgumentParser(prog="python -m vecenv", description="Print the facts a bug report needs.").parse_args(argv)
+    """Prints the report, one name and value per line, or what `measure` finds."""
+    parser = argparse.ArgumentParser(prog="python -m vecenv", description="Print the facts a bug report needs.")
+    commands = parser.add_subparsers(dest="command", metavar="{measure}")
+    words = commands.add_parser(
+        "measure",
+        help="show whether vecenv speeds up an env",
+        description="Step an env with random actions: alone, in Gymnasium's SyncVectorEnv and in vecenv's vector envs.",
+    )
+    words.add_argument("env", help='an id, or "module:name" of a class or function')
+    words.add_argument("--num-envs", type=int, default=16)
+    words.add_argument("--num-workers", type=int, nargs="+", help="default: 0, and powers of two up to the cores")
+    words.add_argument("--seconds", type=float, default=20.0, help="longer if the env is slow (default: 20)")
+    words.add_argument("--wrappers", nargs="+", default=[], help="as for `ppo train`")
+    words.add_argument("--env-kwargs", type=json.loads, default={}, help="arguments of the env, as a JSON object")
+    chosen = parser.parse_args(argv)
+    if chosen.command == "measure":
+        _measure(chosen)
+        return
     found = report()
     width = max(map(len, found))
     print("\n".join(f"{name:<{width}}  {value}" for name, value in found.items()), flush=True)
+
+
+def _measure(chosen: argparse.Namespace) -> None:
+    from vecenv.measure import measure
+
+    print(f"{chosen.env}, {chosen.num_envs} envs, {available_cores()} cores", flush=True)
+    measured = measure(
+        chosen.env,
+        num_envs=chosen.num_envs,
+        num_workers=chosen.num_workers,
+        seconds=chosen.seconds,
+        wrappers=chosen.wrappers,
+        **chosen.env_kwargs,
+    )
+    print(measured, flush=True)
 
 
 def _version(package: str) -> str:

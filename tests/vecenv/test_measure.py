@@ -1,0 +1,90 @@
+"""`python -m vecenv measure ENV` measures what it prints, and says what it could not measure."""
+
+import os
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from vecenv import __main__
+from vecenv.measure import SYNC, Measurement, measure, worker_counts
+
+SLEEPING = {"env_id": "benchmarks.slow:Sleeping-v0", "step_ms": 5.0, "num_envs": 4}
+
+
+def test_four_workers_step_four_sleeping_envs_at_the_same_time():
+    found = measure(**SLEEPING, num_workers=[0, 4], seconds=0.5)
+    assert set(found.rates) == {SYNC, "vecenv, 0 workers", "vecenv, 4 workers"} and not found.errors
+    assert all(seconds >= 5e-3 for seconds in found.step_s)
+    assert all(rate <= 1 / 5e-3 for rate in found.rates[SYNC] + found.rates["vecenv, 0 workers"])
+    assert max(found.rates[SYNC]) > 0.5 / 5e-3
+    assert max(found.gains("vecenv, 4 workers")) > 2
+
+
+class OnePerProcess(gym.Env):
+    """Raises if the process already has an open one."""
+
+    observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    owner = None
+
+    def __init__(self):
+        if OnePerProcess.owner == os.getpid():
+            raise RuntimeError("only one env per process")
+        OnePerProcess.owner = os.getpid()
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+    def close(self):
+        OnePerProcess.owner = None
+
+
+def test_a_vector_env_that_fails_is_reported_and_the_others_are_measured():
+    found = measure("tests.vecenv.test_measure:OnePerProcess", num_envs=2, num_workers=[2], seconds=0.1)
+    assert found.errors == {SYNC: "RuntimeError: only one env per process"}
+    assert found.rates["vecenv, 2 workers"] and found.gains("vecenv, 2 workers") == []
+    assert f"{SYNC}     failed: RuntimeError: only one env per process" in str(found)
+    assert "Fastest: vecenv, 2 workers.\n" in str(found)
+
+
+def test_an_env_that_does_not_work_alone_raises_its_error():
+    with pytest.raises(gym.error.NameNotFound):
+        measure("NoSuchEnv-v0", seconds=0.1)
+
+
+@pytest.mark.parametrize(("env_id", "in_one_call"), [("CartPole-v1", False), ("InvertedPendulum-v5", True)])
+def test_only_envs_that_make_steps_in_one_call_have_a_row_for_it(env_id, in_one_call):
+    if in_one_call:
+        pytest.importorskip("mujoco")
+    found = measure(env_id, num_envs=2, num_workers=[0], seconds=0.1)
+    assert ("vecenv.make, in one call" in found.rates) == in_one_call
+
+
+def test_a_gain_is_the_ratio_of_speeds_in_the_same_turn():
+    found = Measurement([2e-6] * 18 + [4e-6, 9e-3], [1e-3], {SYNC: [100.0, 200.0], "ours": [200.0, 300.0]}, {})
+    assert found.gains("ours") == [2.0, 1.5]
+    printed = str(found)
+    assert "a step takes 2 us (90% of them 2 to 9e+03); a reset takes 1 ms" in printed
+    assert "ours                                  250   1.75 x   1.50 to 2.00" in printed
+    assert "Fastest: ours, 1.75 times as fast" in printed
+    assert "SyncVectorEnv varies by 2.0 x. Measure again." in printed
+
+
+def test_worker_counts_are_powers_of_two_up_to_the_cores_and_the_envs(monkeypatch):
+    monkeypatch.setattr("vecenv.measure.available_cores", lambda: 12)
+    assert worker_counts(64) == [0, 2, 4, 8, 12]
+    assert worker_counts(4) == [0, 2, 4]
+    monkeypatch.setattr("vecenv.measure.available_cores", lambda: 1)
+    assert worker_counts(64) == [0, 1]
+
+
+def test_the_command_prints_the_measurement(capsys):
+    words = ["measure", "Pendulum-v1", "--num-envs", "3", "--num-workers", "0", "--seconds", "0.1"]
+    __main__.main([*words, "--env-kwargs", '{"g": 9.0}', "--wrappers", "TimeAwareObservation"])
+    printed = capsys.readouterr().out
+    assert printed.startswith("Pendulum-v1, 3 envs, ") and "one env alone: a step takes " in printed
+    assert "\nvecenv, 0 workers " in printed and "\nFastest: vecenv, 0 workers, " in printed

@@ -1,0 +1,171 @@
+"""`python -m vecenv measure ENV` shows whether vecenv speeds up an env: it steps the env in each way, in turns."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.vector import VectorEnv
+
+from vecenv.make import make, make_single
+from vecenv.resources import available_cores
+from vecenv.vector.async_vector_env import AsyncVectorEnv
+
+SYNC = "gymnasium SyncVectorEnv"
+IN_ONE_CALL = "vecenv.make, in one call"
+TURNS = 5
+BUSY = 1.5  # ratio of the highest to the lowest speed above which the machine is too busy to compare
+ACTIONS = 16  # random batches, drawn before the clock starts
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What stepping an env costs, and how fast each vector env steps copies of it, with random actions.
+
+    Attributes:
+        step_s: Seconds of each step of a single env.
+        reset_s: Seconds of each reset of a single env.
+        rates: Env-steps per second in each turn, by the name of the vector env.
+        errors: The first line of the error of each vector env that cannot be measured, by its name.
+    """
+
+    step_s: list[float]
+    reset_s: list[float]
+    rates: dict[str, list[float]]
+    errors: dict[str, str]
+
+    def gains(self, name: str) -> list[float]:
+        """Returns a vector env's speed divided by that of Gymnasium's SyncVectorEnv, for each turn."""
+        return [rate / base for rate, base in zip(self.rates[name], self.rates.get(SYNC, ()), strict=False)]
+
+    def __str__(self) -> str:
+        """Returns the costs, a table of the vector envs, and the name of the fastest."""
+        lines = [
+            f"one env alone: a step takes {_spread(self.step_s)}; a reset takes {_spread(self.reset_s)}",
+            "",
+            f"{'':<28}{'env-steps/s':>13}{'gain':>9}   lowest to highest",
+        ]
+        for name, rates in self.rates.items():
+            gains = self.gains(name)
+            gain = f"{statistics.median(gains):.2f} x   {min(gains):.2f} to {max(gains):.2f}" if gains else "-"
+            lines.append(f"{name:<28}{statistics.median(rates):>13,.0f}   {gain}")
+        lines += [f"{name:<28}failed: {error}" for name, error in self.errors.items()]
+        ours = {name: statistics.median(rates) for name, rates in self.rates.items() if name != SYNC}
+        if ours:
+            best = max(ours, key=ours.__getitem__)
+            gains = self.gains(best)
+            gain = f", {statistics.median(gains):.2f} times as fast as {SYNC}" if gains else ""
+            lines += [
+                "",
+                f"Fastest: {best}{gain}.",
+                "Training gains less, because the policy and the updates take time.",
+            ]
+        base = self.rates.get(SYNC)
+        if base and max(base) > BUSY * min(base):
+            lines.append(f"Other programs disturb this: {SYNC} varies by {max(base) / min(base):.1f} x. Measure again.")
+        return "\n".join(lines)
+
+
+def measure(
+    env_id: str,
+    *,
+    num_envs: int = 16,
+    num_workers: Sequence[int] | None = None,
+    seconds: float = 20.0,
+    wrappers: Sequence[str] = (),
+    **env_kwargs: Any,
+) -> Measurement:
+    """Steps an env alone, then in Gymnasium's SyncVectorEnv and in vecenv's vector envs, which take turns.
+
+    Args:
+        env_id: An id or "module:name", as for `vecenv.make`.
+        num_envs: Number of envs in each vector env.
+        num_workers: Numbers of worker processes to try. None: 0, and powers of two up to the number of cores.
+        seconds: Duration without building the envs. It takes longer if steps are slow, because each vector env takes at
+            least one step in each turn.
+        wrappers: As for `vecenv.make`.
+        **env_kwargs: Arguments of the env.
+
+    Raises:
+        Exception: Whatever the single env raises. If a vector env raises, its error is in `Measurement.errors`.
+    """
+    make_one = functools.partial(make_single, env_id, wrappers=wrappers, **env_kwargs)
+    step_s, reset_s = _alone(make_one, seconds / 4)
+    rivals: dict[str, Callable[[], VectorEnv]] = {SYNC: lambda: gym.vector.SyncVectorEnv([make_one] * num_envs)}
+    for workers in worker_counts(num_envs) if num_workers is None else num_workers:
+        name = f"vecenv, {workers} worker{'s' if workers != 1 else ''}"
+        rivals[name] = functools.partial(AsyncVectorEnv, [make_one] * num_envs, num_workers=workers)
+    rivals[IN_ONE_CALL] = functools.partial(make, env_id, num_envs, wrappers=wrappers, **env_kwargs)
+    measured, errors = {}, {}
+    with contextlib.ExitStack() as stack:
+        for name, build in rivals.items():
+            try:
+                envs = build()
+                stack.callback(envs.close)
+                if name == IN_ONE_CALL and isinstance(envs, AsyncVectorEnv) and envs.num_workers:
+                    continue  # `make` returned single envs in workers, which are measured already
+                envs.reset(seed=0)
+                envs.step(envs.action_space.sample())
+                measured[name] = envs
+            except Exception as error:
+                errors[name] = f"{type(error).__name__}: {error}".splitlines()[0]
+        rates: dict[str, list[float]] = {name: [] for name in measured}
+        for _ in range(TURNS):
+            for name, envs in measured.items():
+                rates[name].append(_rate(envs, seconds * 3 / 4 / TURNS / len(measured)))
+    return Measurement(step_s, reset_s, rates, errors)
+
+
+def worker_counts(num_envs: int) -> list[int]:
+    """Returns 0, the powers of two from 2 up to the number of cores, and that number, at most one per env."""
+    most = min(available_cores(), num_envs)
+    return sorted({0, most, *(2**power for power in range(1, max(1, most.bit_length())) if 2**power <= most)})
+
+
+def _alone(make_one: Callable[[], gym.Env], seconds: float) -> tuple[list[float], list[float]]:
+    """Returns the seconds of each step and of each reset of one env, which is stepped at least ten times."""
+    step_s: list[float] = []
+    with contextlib.closing(make_one()) as env:
+        env.action_space.seed(0)
+        reset_s = [_seconds_of(lambda: env.reset(seed=0))]
+        end = time.perf_counter() + seconds
+        while len(step_s) < 10 or time.perf_counter() < end:
+            action = env.action_space.sample()
+            begin = time.perf_counter()
+            _, _, terminated, truncated, _ = env.step(action)
+            step_s.append(time.perf_counter() - begin)
+            if terminated or truncated:
+                reset_s.append(_seconds_of(env.reset))
+    return step_s, reset_s
+
+
+def _seconds_of(call: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+def _rate(envs: VectorEnv, seconds: float) -> float:
+    """Returns env-steps per second, from at least one step."""
+    actions = [envs.action_space.sample() for _ in range(ACTIONS)]
+    steps, begin = 0, time.perf_counter()
+    while (elapsed := time.perf_counter() - begin) < seconds or not steps:
+        envs.step(actions[steps % ACTIONS])
+        steps += 1
+    return envs.num_envs * steps / elapsed
+
+
+def _spread(seconds: list[float]) -> str:
+    """Returns the median and the range of the middle 90%, in us or ms."""
+    unit, factor = ("ms", 1e3) if statistics.median(seconds) >= 1e-3 else ("us", 1e6)
+    ordered = sorted(seconds)
+    low, high = ordered[math.floor(0.05 * (len(ordered) - 1))], ordered[math.ceil(0.95 * (len(ordered) - 1))]
+    text = f"{statistics.median(seconds) * factor:.3g} {unit}"
+    return text if len(ordered) < 10 else f"{text} (90% of them {low * factor:.3g} to {high * factor:.3g})"
