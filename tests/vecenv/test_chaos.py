@@ -9,16 +9,17 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 
 import numpy as np
 import pytest
 
 import vecenv
-from tests.helpers import CountingEnv, wait_for_end
+from tests.helpers import CountingEnv, process_exists, wait_for_end
 
 METHODS = multiprocessing.get_all_start_methods()
 SLOW = pytest.mark.slow
-MOMENTS = ["construction", "idle", "reset", "step", "recv", "call", "close"]
+MOMENTS = ["construction", "idle", "reset", "step", "recv", "call"]
 
 
 def kills(default, many):
@@ -62,13 +63,12 @@ class Killer(threading.Thread):
         super().__init__(daemon=True)
         self._processes, self._delay_s, self._rng = processes, rng.uniform(0, longest_s), rng
         self.victim = None
-        self.stopped = threading.Event()
 
     def run(self):
         until = time.monotonic() + self._delay_s
         while time.monotonic() < until:
             os.sched_yield()
-        while self.victim is None and not self.stopped.is_set():
+        while self.victim is None:
             os.sched_yield()
             for process in self._rng.sample(processes := self._processes(), min(1, len(processes))):
                 with contextlib.suppress(ProcessLookupError):  # the process has just ended: kill another
@@ -98,7 +98,7 @@ def use(envs, moment):
             envs.step(zeros)
 
 
-@pytest.mark.parametrize(("method", "count"), kills({"forkserver": 7}, {"fork": 100, "forkserver": 100, "spawn": 24}))
+@pytest.mark.parametrize(("method", "count"), kills({"forkserver": 6}, {"fork": 100, "forkserver": 100, "spawn": 24}))
 def test_a_worker_killed_at_any_moment_is_an_error(method, count):
     rng = random.Random(f"{method} {count}")
     for kill in range(count):
@@ -110,25 +110,78 @@ def test_a_worker_killed_at_any_moment_is_an_error(method, count):
             envs = vecenv.AsyncVectorEnv(busy_fns(), num_workers=2, context=method)
             try:
                 envs.reset()
-                if moment not in ("construction", "close"):
+                if moment != "construction":
                     killer = Killer(lambda envs=envs: envs.processes, rng)
                     killer.start()
                 if moment == "idle":
                     killer.join()
-                if moment == "close":
-                    killer = Killer(lambda envs=envs: envs.processes, rng, longest_s=0.001)
-                    killer.start()
-                else:
-                    use(envs, moment)
+                use(envs, moment)
             finally:
                 envs.close()
-            assert moment == "close"
-            killer.stopped.set()  # the envs were closed before the kill
+            raise AssertionError(f"no error after a kill during {moment}")
         except vecenv.WorkerDied as error:
             named = ("worker 0 (envs 0:2)", "worker 1 (envs 2:4)")
             assert str(error).startswith(named) and "was killed by SIGKILL" in str(error), (moment, error)
         killer.join()
         assert not workers_of_this_process(), moment
+
+
+class Closing(BusyEnv):
+    """Writes down when its `close` begins and when it has ended. In a worker's first env, it takes until the kill."""
+
+    def __init__(self, index, folder, waits):
+        super().__init__(index)
+        self._folder, self._waits = folder, waits
+
+    def close(self):
+        (self._folder / f"begun {self.index}").touch()
+        while self._waits:
+            signal.pause()
+        super().close()
+        (self._folder / f"ended {self.index}").touch()
+
+
+@pytest.mark.parametrize(("method", "count"), kills({"forkserver": 2}, {"fork": 40, "forkserver": 40, "spawn": 12}))
+def test_after_a_kill_during_close_all_other_envs_are_closed_and_nothing_waits_or_is_left(method, count, tmp_path):
+    rng = random.Random(f"{method} {count}")
+    for kill in range(count):
+        folder = tmp_path / str(kill)
+        folder.mkdir()
+        kill_during_close(method, kill % 2, rng.uniform(0, 0.001), folder)
+
+
+def kill_during_close(method, victim, delay_s, folder):
+    fns = [lambda i=i: Closing(i, folder, waits=i == 2 * victim) for i in range(4)]
+    envs = vecenv.AsyncVectorEnv(fns, num_workers=2, context=method)
+    envs.reset()
+    pids = [process.pid for process in envs.processes]
+    begun, closed = folder / f"begun {2 * victim}", threading.Event()
+
+    def kill():
+        while not begun.exists() and not closed.is_set():
+            os.sched_yield()
+        until = time.monotonic() + delay_s  # the envs of the other worker may be open, closing or closed
+        while time.monotonic() < until:
+            os.sched_yield()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pids[victim], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    started = time.monotonic()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        envs.close(timeout=120)
+    closed.set()
+    killer.join()
+    assert time.monotonic() - started < 60  # `close` does not wait for a dead worker
+    assert begun.exists()
+    assert (
+        sorted(path.name for path in folder.glob("ended *")) == (["ended 2", "ended 3"], ["ended 0", "ended 1"])[victim]
+    )
+    assert not any(map(process_exists, pids)) and not workers_of_this_process()
+    with pytest.raises(vecenv.StateError, match="after a call to `close"):
+        envs.step([0] * 4)
 
 
 @pytest.mark.parametrize(
