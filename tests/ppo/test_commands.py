@@ -542,7 +542,10 @@ def test_suggested_commands_trust_the_module_of_the_env(tmp_path, capsys, monkey
     assert config.env == "examples.crawler:Crawler-v0"
 
 
-ELSEWHERE = {"shm-size", "head", "help"}  # flags of docker, of ray and of all commands
+ELSEWHERE = {
+    *("shm-size", "head", "help"),  # of docker, of ray, and of all commands
+    *("tf-xla-persistent-cache-directory", "tf-xla-persistent-cache-device-types"),  # of XLA
+}
 
 
 def test_every_flag_that_ppo_names_exists():
