@@ -2,9 +2,9 @@
 
 Protocol, fixed before the first run:
 
-- Settings were chosen with seeds below 100, and seeds from 100 up are reported. Some presets were changed after their
-  earlier settings had been scored on these seeds (docs/results.md). The seeds of envs, weights and noise come from
-  separate `numpy.random.SeedSequence` streams.
+- Settings are chosen with seeds below 100. Seeds 200 to 209, with which nothing had been trained before, are reported.
+  Those of the presets `paper/NAME`, whose settings are those of 2017, begin at 100. The seeds of envs, weights and
+  noise come from separate `numpy.random.SeedSequence` streams.
 - A score is the mean return of the deterministic policy over 20 episodes of new envs. The policy is evaluated at ten
   equally spaced env-step counts, each time after the first update that reaches the count. The final score is the last
   one, never the best. All evaluations of a run use the same env seeds.
@@ -50,6 +50,10 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 CHECKPOINTS, EPISODES = 10, 20
 
+CONTINUOUS_LANDER = "LunarLander-v3, continuous"
+FLAGS = {CONTINUOUS_LANDER: "--env LunarLander-v3 --env-kwargs continuous=true"}
+"""Flags of tasks that are not just an id."""
+
 
 @dataclass(frozen=True)
 class Study:
@@ -77,35 +81,34 @@ class Study:
 
 
 def _studies() -> dict[str, Study]:
-    tasks = {
-        "HalfCheetah-v5": "cheetah",
-        "Hopper-v5": None,
-        "Walker2d-v5": "walker",
-        "Ant-v5": "ant",
-        "Humanoid-v5": "humanoid",
-        "Swimmer-v5": "swimmer",
-        "Reacher-v5": "reacher",
-        "InvertedDoublePendulum-v5": "double_pendulum",
-        "InvertedPendulum-v5": None,
-        "Pusher-v5": None,
-        "HumanoidStandup-v5": None,
+    tasks = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5", "Humanoid-v5")
+    others = ("Reacher-v5", "Pusher-v5", "InvertedDoublePendulum-v5", "Swimmer-v5")
+    small = {
+        "Pendulum-v1": 0.3,
+        "CartPole-v1": 0.2,
+        "Acrobot-v1": 0.2,
+        "LunarLander-v3": 1,
+        CONTINUOUS_LANDER: 1,
+        "BipedalWalker-v3": 3,
+        "MountainCarContinuous-v0": 0.3,
     }
-    ten, five = tuple(range(100, 110)), tuple(range(100, 105))
-    plans = [(env, preset, 1, ten) for env, preset in tasks.items()]
-    plans += [(env, None, 1, ten) for env, preset in tasks.items() if preset is not None]
-    plans += [(env, tasks[env], 3, five) for env in ("HalfCheetah-v5", "Walker2d-v5", "Ant-v5", "Humanoid-v5")]
-    plans += [(env, tasks[env], 10, five) for env in ("HalfCheetah-v5", "Ant-v5")]
+    ten, five = tuple(range(200, 210)), tuple(range(200, 205))
+    plans = [(env, None, 1, ten) for env in (*tasks, *others)]
+    plans += [("Swimmer-v5", "swimmer", 1, ten), ("Reacher-v5", "reacher", 1, ten)]
+    plans += [(env, None, 3, five) for env in tasks]
+    plans += [(env, None, millions, five) for env, millions in small.items()]
+    of_2017 = tuple(range(100, 103))
     plans += [
-        ("Pendulum-v1", "paper/pendulum", 1, five[:3]),
-        ("CartPole-v1", "paper/cartpole", 0.2, five[:3]),
-        ("InvertedDoublePendulum-v5", "paper/double_pendulum", 1, five[:3]),
-        ("Reacher-v5", "paper/reacher", 5, five[:3]),
-        ("HalfCheetah-v5", "paper/cheetah", 10, five[:1]),
+        ("Pendulum-v1", "paper/pendulum", 1, of_2017),
+        ("CartPole-v1", "paper/cartpole", 0.2, of_2017),
+        ("InvertedDoublePendulum-v5", "paper/double_pendulum", 1, of_2017),
+        ("Reacher-v5", "paper/reacher", 5, of_2017),
+        ("HalfCheetah-v5", "paper/cheetah", 10, of_2017[:1]),
     ]
     found = []
     for env, preset, millions, seeds in plans:
-        flags = f"--env {env}" if preset is None else f"--config {preset}"
-        name = f"{(preset or env).replace('/', '-')}-{millions}M"
+        flags = FLAGS.get(env, f"--env {env}") if preset is None else f"--config {preset}"
+        name = f"{(preset or env.replace(', ', '-')).replace('/', '-')}-{millions}M"
         found.append(Study(name, env, flags, int(millions * 1_000_000), seeds))
     return {study.name: study for study in found}
 
@@ -191,8 +194,9 @@ class Trainer:
         missing = [
             (study, seed)
             for study in studies
-            for seed in sorted(set(study.seeds) - {run["seed"] for run in read(study, self._results)["runs"]})
+            for seed in set(study.seeds) - {run["seed"] for run in read(study, self._results)["runs"]}
         ]
+        missing.sort(key=lambda plan: plan[1])  # if interrupted, all studies have about as many runs
         before = {number: signal.signal(number, self._interrupted) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             with ThreadPoolExecutor(self._jobs) as pool:

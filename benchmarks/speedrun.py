@@ -7,7 +7,7 @@ ppo's tracing and compilation, and excludes evaluations. Start-up is reported se
 of the process to the first step, which is mainly spent on imports.
 Not measured: the influence of settings. Every rival uses its own published settings.
 
-ppo uses its presets. SB3 uses the settings of rl-baselines3-zoo for the v3 tasks (hyperparams/ppo.yml and sac.yml),
+ppo uses its defaults. SB3 uses the settings of rl-baselines3-zoo for the v3 tasks (hyperparams/ppo.yml and sac.yml),
 with one env and one thread of torch. Each run has its own process, and only one run is active at a time. Every 10,000
 env-steps, the deterministic policy plays 10 episodes in separate envs; in the tasks of 10M env-steps, ppo's does so
 every 100,000. A run ends at the first evaluation that exceeds all returns, at the first evaluation after `--limit`
@@ -16,7 +16,6 @@ seconds, or after all its env-steps. SB3 stops after a million env-steps.
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import json
 import math
@@ -40,13 +39,13 @@ class Task:
     """Returns to exceed.
 
     Attributes:
-        preset: The preset of ppo, and of `ZOO`.
+        env: The id of the env, also in `ZOO`.
         returns: The returns.
         env_steps: Env-steps of ppo's schedule, after which it stops.
         interval: Env-steps between ppo's evaluations.
     """
 
-    preset: str
+    env: str
     returns: tuple[int, ...]
     env_steps: int = 1_000_000
     interval: int = INTERVAL
@@ -54,14 +53,14 @@ class Task:
 
 Name = Literal["cheetah", "walker", "cheetah-10M", "ant-10M"]
 TASKS: dict[Name, Task] = {
-    "cheetah": Task("cheetah", (2000, 3000, 5000)),
-    "walker": Task("walker", (2000,)),
-    "cheetah-10M": Task("cheetah", (2000, 5000, 8000, 10_000), 10_000_000, 100_000),
-    "ant-10M": Task("ant", (2000, 5000), 10_000_000, 100_000),
+    "cheetah": Task("HalfCheetah-v5", (2000, 3000, 5000)),
+    "walker": Task("Walker2d-v5", (2000,)),
+    "cheetah-10M": Task("HalfCheetah-v5", (2000, 5000, 8000, 10_000), 10_000_000, 100_000),
+    "ant-10M": Task("Ant-v5", (2000, 5000), 10_000_000, 100_000),
 }
 
 ZOO: dict[str, dict[str, Any]] = {
-    "cheetah": {
+    "HalfCheetah-v5": {
         "batch_size": 64,
         "gamma": 0.98,
         "learning_rate": 2.0633e-05,
@@ -72,7 +71,7 @@ ZOO: dict[str, dict[str, Any]] = {
         "max_grad_norm": 0.8,
         "vf_coef": 0.58096,
     },
-    "walker": {
+    "Walker2d-v5": {
         "batch_size": 32,
         "gamma": 0.99,
         "learning_rate": 5.05041e-05,
@@ -122,11 +121,11 @@ class Progress:
 
 
 def ours(task: Task, seed: int, limit_s: float) -> Progress:
-    """Trains with a preset until all returns are exceeded, the task's steps are done, or the limit has passed."""
+    """Trains with the defaults until all returns are exceeded, the task's steps are done, or the limit has passed."""
     import ppo
 
-    config = dataclasses.replace(
-        ppo.preset(task.preset),
+    config = ppo.Config(
+        env=task.env,
         total_steps=task.env_steps,
         seed=seed,
         eval_interval=task.interval,
@@ -163,7 +162,7 @@ def sb3_ppo(task: Task, seed: int, limit_s: float) -> Progress:
         "activation_fn": torch.nn.ReLU,
         "net_arch": {"pi": [256, 256], "vf": [256, 256]},
     }
-    tuned = {"n_steps": 512, "policy_kwargs": policy, **ZOO[task.preset]} if task.preset in ZOO else {"gamma": 0.99}
+    tuned = {"n_steps": 512, "policy_kwargs": policy, **ZOO[task.env]} if task.env in ZOO else {"gamma": 0.99}
     return _sb3(PPO, task, seed, limit_s, normalize=True, **tuned)
 
 
@@ -181,11 +180,10 @@ def _sb3(algorithm: Any, task: Task, seed: int, limit_s: float, *, normalize: bo
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-    import ppo
     import vecenv
 
     torch.set_num_threads(1)  # for PPO, two threads are slower, see bench_ppo.py
-    progress, env = Progress(task.returns, limit_s), ppo.preset(task.preset).env
+    progress, env = Progress(task.returns, limit_s), task.env
     envs = DummyVecEnv([lambda: gym.make(env)])
     train = VecNormalize(envs, gamma=settings["gamma"]) if normalize else envs
     test = vecenv.make(env, num_envs=EPISODES, vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP})
@@ -245,7 +243,7 @@ def main(
     """Prints the seconds of training that each trainer takes to exceed the returns, in rows of the leaderboard.
 
     Args:
-        tasks: Names of `TASKS`: presets, and presets that train for 10M env-steps, to higher returns.
+        tasks: Names of `TASKS`: a million env-steps, or 10M, to higher returns.
         rivals: Trainers to compare.
         seeds: The seeds.
         limit: Seconds of training after which a run ends.

@@ -22,8 +22,7 @@ from ppo.cluster import cluster
 from ppo.config import Config, ConfigError
 from ppo.envs import EnvSource, check_settings, spaces_of, training_envs
 from ppo.footprint import check_mappings, check_memory
-from ppo.model.agent import space_warnings
-from ppo.model.observations import check_readable
+from ppo.model.observations import check_readable, image_warnings
 from ppo.run.folder import Run
 from ppo.run.wrappers import agreed, describe_each
 
@@ -88,15 +87,17 @@ def check_envs(
     """Checks that the envs of a run fit its policies, and writes their spaces to the folder of a new run.
 
     `given` says whether the envs were passed to `ppo.train` instead of being made from `config.env`. Calls `warn` with
-    a message for each space with which new policies learn slowly. Raises ConfigError if the policies are for other
+    a message for each image that no CNN reads. Raises ConfigError if the policies are for other
     spaces. `ppo.trainer.run_training` explains the other arguments.
     """
     spaces = collector.spaces
     if resume:
         run.check_spaces(spaces)
     else:
-        for message in space_warnings(config, spaces.values()):
-            warn(message)
+        if config.network is None:
+            for observed, _ in spaces.values():
+                for message in image_warnings(observed, config.cnn):
+                    warn(message)
         run.write_spaces(spaces, given=given, wrappers=agreed(collector.wrappers))
     if origin is not None:
         origin.check_spaces(spaces)

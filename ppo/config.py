@@ -112,10 +112,10 @@ class Config:
     on_worker_death: Annotated[Literal["raise", "restart"], Setting("run", resumable=True, help=
         "End the run, or restart the worker and truncate its episodes.")] = "raise"
 
-    epochs: Annotated[int, Setting("optimization", AT_LEAST_1, help="Passes over a batch.")] = 10
+    epochs: Annotated[int, Setting("optimization", AT_LEAST_1, help="Passes over a batch.")] = 5
     minibatch_size: Annotated[int, Setting("optimization", AT_LEAST_1, help=
-        "Size of a minibatch; divides N * T.")] = 64
-    learning_rate: Annotated[float, Setting("optimization", POSITIVE, help="Initial learning rate.")] = 3e-4
+        "Size of a minibatch; divides N * T.")] = 128
+    learning_rate: Annotated[float, Setting("optimization", POSITIVE, help="Initial learning rate.")] = 4e-4
     lr_schedule: Annotated[Literal["linear", "constant", "kl_adaptive"], Setting("optimization", help=
         "Decay to 0, stay constant, or adapt to kl_target.")] = "linear"
     adam_epsilon: Annotated[float, Setting("optimization", POSITIVE, help="Adam's epsilon.")] = 1e-5
@@ -137,7 +137,7 @@ class Config:
         "Maximum gradient norm, separately for the policy and the value function unless they share layers.")] = 0.5
 
     normalize_advantages: Annotated[bool, Setting("normalization", help=
-        "Scale each minibatch's advantages to mean 0 and standard deviation 1.")] = True
+        "Scale each minibatch's advantages to mean 0 and standard deviation 1.")] = False
     recompute_advantages: Annotated[bool, Setting("normalization", help=
         "Recompute advantages before each epoch, except with images.")] = True
     normalize_observations: Annotated[bool, Setting("normalization", help=
@@ -166,9 +166,9 @@ class Config:
     action_transform: Annotated[Literal["clip", "tanh"], Setting("network", help=
         "Clip Box actions, or squash them with tanh.")] = "clip"
     initial_log_std: Annotated[float, Setting("network", Range(-10, 2), help=
-        "Initial log standard deviation of actions.")] = -0.5
+        "Initial log standard deviation of actions, in units of half the range of a bounded Box.")] = -0.7
     min_log_std: Annotated[float, Setting("network", Range(-10, 2), help=
-        "Minimum log standard deviation.")] = -10.0
+        "Minimum log standard deviation, in the same units.")] = -2.0
 
     policies: Annotated[Literal["shared", "group"], Setting("agents", help=
         "One policy for all agents, or one per group.")] = "shared"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import gymnasium as gym
@@ -16,9 +16,8 @@ from ppo.graphs import graph_function, in_order, straight_through
 from ppo.model import distributions
 from ppo.model.checks import check_mask
 from ppo.model.custom import CustomNetwork
-from ppo.model.distributions import scale_warning
 from ppo.model.networks import CNN, MLP, cnn_for
-from ppo.model.observations import MASK, Inputs, Observations, image_warnings
+from ppo.model.observations import MASK, Inputs, Observations
 from ppo.model.recurrent import CORES, Core, Sequences, flat, scan
 from ppo.seeds import network_seed
 from vecenv.tree import Path, nest, pick
@@ -116,16 +115,6 @@ class ActorCritic(tf.Module):
         if self._critic_names:
             hidden = tf.concat([hidden, *(encoded[name] for name in self._critic_names)], axis=-1)
         return tf.squeeze(self._value(hidden), axis=-1)
-
-
-def space_warnings(config: Config, spaces: Iterable[tuple[gym.Space, gym.Space]]) -> list[str]:
-    """Returns warnings about spaces with which new policies learn slowly: the observation and action space of each."""
-    found = []
-    for observed, acted in spaces:
-        warning = scale_warning(acted, transform=config.action_transform, initial_log_std=config.initial_log_std)
-        found += [] if warning is None else [warning]
-        found += image_warnings(observed, config.cnn) if config.network is None else []
-    return found
 
 
 class Agent(tf.Module):

@@ -23,8 +23,8 @@ _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()  # Gauss-Hermite quadrature of a mean over 
 _BELOW_1 = np.nextafter(np.float32(1), np.float32(0))  # the largest float32 below 1
 _TINY = np.finfo(np.float32).tiny  # lower bound of uniform noise, so that its logarithm is finite
 
-FAR = 10.0
-"""Factor between the bounds of a Box and the initial standard deviation above which `scale_warning` warns."""
+FAR = 1e6
+"""Distance from 0 beyond which a bound of a Box is no scale for its actions, such as the largest float32."""
 
 MAX_CHOICES = 2**16
 """Maximum number of integers in the range of an integer Box entry. Each integer has its own logit."""
@@ -33,10 +33,9 @@ MAX_CHOICES = 2**16
 class Distribution(Protocol):
     """Functions of `outputs: float32[..., num_outputs]`, the parameters that the policy computes.
 
-    `log_prob` takes samples: the values that were drawn before they became actions. For a Gaussian, they are the
-    entries of the action, and for a discrete space, the action itself. For a squashed Gaussian, they are the values u
-    before squashing, because the action a(u) does not determine u in float32. For a nested space, they are a tuple of
-    the samples of all leaves.
+    `log_prob` takes samples: the values that were drawn before they became actions. For a Gaussian, they are the values
+    u before they were scaled, or squashed, because float32 rounds the action a(u). For a discrete space, they are the
+    action itself, and for a nested space, a tuple of the samples of all leaves.
 
     Attributes:
         num_outputs: Number of parameters.
@@ -83,15 +82,25 @@ class Distribution(Protocol):
 class DiagonalGaussian(Distribution):
     """Independent normal distributions of the action's entries. Outputs: means, then log standard deviations.
 
-    log p(u) = sum_i -(u_i - mean_i)^2 / (2 std_i^2) - log std_i - log(2 pi) / 2
+    A sample u becomes the action a(u) = middle + half * u, so means and deviations are in units of half the range of
+    the entry. An entry without two bounds within `FAR` of 0 has middle 0 and half 1.
+
+    log p(a) = sum_i -(u_i - mean_i)^2 / (2 std_i^2) - log std_i - log(2 pi) / 2 - log half_i
 
     The engine clips actions to the bounds of the space.
     """
+
+    _far = FAR
 
     def __init__(self, space: spaces.Box):
         self._space = space
         self.num_free = math.prod(space.shape)
         self.num_outputs = 2 * self.num_free
+        low, high = space.low.astype(np.float64).reshape(-1), space.high.astype(np.float64).reshape(-1)
+        bounded = (low >= -self._far) & (high <= self._far) & (low < high)
+        low, high = np.where(bounded, [low, high], [[-1.0], [1.0]])
+        self._middle, self._half = ((low + high) / 2).astype(np.float32), ((high - low) / 2).astype(np.float32)
+        self._log_volume = float(np.sum(np.log(self._half, dtype=np.float64)))  # of the actions of the unit cube of u
 
     def noise(self, shape: list[int], seed: tf.Tensor) -> tf.Tensor:
         return tf.random.stateless_normal([*shape, self.num_free], seed)
@@ -102,17 +111,23 @@ class DiagonalGaussian(Distribution):
     def mode(self, outputs: tf.Tensor) -> tf.Tensor:
         return self._action(self._split(outputs)[0])
 
+    def samples(self, outputs: tf.Tensor, noise: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
+        return self._drawn(outputs, noise)
+
     def recover(self, actions: tf.Tensor) -> tf.Tensor:
         batch = tf.shape(actions)[: len(actions.shape) - len(self._space.shape)]
-        return tf.reshape(tf.cast(actions, tf.float32), tf.concat([batch, [self.num_free]], axis=0))
+        entries = tf.reshape(tf.cast(actions, tf.float32), tf.concat([batch, [self.num_free]], axis=0))
+        return (entries - self._middle) / self._half
 
     def log_prob(self, outputs: tf.Tensor, samples: tf.Tensor) -> tf.Tensor:
         mean, log_std = self._split(outputs)
         z = (samples - mean) * tf.exp(-log_std)
-        return tf.reduce_sum(-0.5 * tf.square(z) - log_std - 0.5 * math.log(2 * math.pi), axis=-1)
+        of_entries = -0.5 * tf.square(z) - log_std - 0.5 * math.log(2 * math.pi)
+        return tf.reduce_sum(of_entries, axis=-1) - self._log_volume
 
     def entropy(self, outputs: tf.Tensor) -> tf.Tensor:
-        return tf.reduce_sum(self._split(outputs)[1] + 0.5 * math.log(2 * math.pi * math.e), axis=-1)
+        of_entries = self._split(outputs)[1] + 0.5 * math.log(2 * math.pi * math.e)
+        return tf.reduce_sum(of_entries, axis=-1) + self._log_volume
 
     def kl(self, old_outputs: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
         # sum_i log(std / old_std) + (old_std / std)^2 / 2 + ((old_mean - mean) / std)^2 / 2 - 1/2
@@ -129,7 +144,7 @@ class DiagonalGaussian(Distribution):
 
     def _action(self, u: tf.Tensor) -> tf.Tensor:
         """Returns the action for a sample `float32[..., A]`."""
-        return _shaped(u, self._space)
+        return _shaped(self._middle + self._half * u, self._space)
 
 
 class SquashedGaussian(DiagonalGaussian):
@@ -138,13 +153,7 @@ class SquashedGaussian(DiagonalGaussian):
     a(u) = middle + half * tanh(u),  log p(a) = log p(u) - sum_i log |da_i / du_i|. The KL is the KL of the Gaussians.
     """
 
-    def __init__(self, space: spaces.Box):
-        super().__init__(space)
-        self._middle = ((space.high.astype(np.float64) + space.low) / 2).astype(np.float32).reshape(-1)
-        self._half = ((space.high.astype(np.float64) - space.low) / 2).astype(np.float32).reshape(-1)
-
-    def samples(self, outputs: tf.Tensor, noise: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
-        return self._drawn(outputs, noise)
+    _far = math.inf  # see `_check_bounds`
 
     def log_prob(self, outputs: tf.Tensor, samples: tf.Tensor) -> tf.Tensor:
         return super().log_prob(outputs, samples) - tf.reduce_sum(self._log_slope(samples), axis=-1)
@@ -156,17 +165,16 @@ class SquashedGaussian(DiagonalGaussian):
         return super().entropy(outputs) + tf.reduce_sum(at_nodes * weights, axis=[0, -1])
 
     def _action(self, u: tf.Tensor) -> tf.Tensor:
-        return super()._action(self._middle + self._half * tf.tanh(u))
+        return super()._action(tf.tanh(u))
 
     def recover(self, actions: tf.Tensor) -> tf.Tensor:
         # |tanh(u)| rounds to 1 if |u| > 9, so an action at a bound is mapped to the largest |u| below that.
-        squashed = (super().recover(actions) - self._middle) / self._half
-        return tf.atanh(tf.clip_by_value(squashed, -_BELOW_1, _BELOW_1))
+        return tf.atanh(tf.clip_by_value(super().recover(actions), -_BELOW_1, _BELOW_1))
 
     def _log_slope(self, u: tf.Tensor) -> tf.Tensor:
-        """Returns log |da / du|."""
+        """Returns the logarithm of the derivative of tanh."""
         # log(1 - tanh(u)^2), in a form that does not cancel for large |u|
-        return 2.0 * (math.log(2.0) - u - tf.nn.softplus(-2.0 * u)) + np.log(self._half)
+        return 2.0 * (math.log(2.0) - u - tf.nn.softplus(-2.0 * u))
 
 
 class _Discrete(Distribution):
@@ -367,35 +375,6 @@ def for_space(space: gym.Space, *, transform: Literal["clip", "tanh"] = "clip") 
     if not parts:
         raise vecenv.UnsupportedSpace(f"the action space {space} has no entries, so there is nothing to learn")
     return Product(space, parts)
-
-
-def scale_warning(space: gym.Space, *, transform: Literal["clip", "tanh"], initial_log_std: float) -> str | None:
-    """Returns a warning if initial actions and the bounds of a Box differ by more than a factor of `FAR`, or None.
-
-    Args:
-        space: Space of one action.
-        transform: See `for_space`. With "tanh", actions have the scale of the bounds.
-        initial_log_std: Logarithm of the initial standard deviation of a sample. Its initial mean is close to 0.
-    """
-    if transform == "tanh":
-        return None
-    deviation = math.exp(initial_log_std)
-    for path, leaf in leaves(space):
-        if not (isinstance(leaf, spaces.Box) and np.issubdtype(leaf.dtype, np.floating)):
-            continue
-        low, high = leaf.low.astype(np.float64), leaf.high.astype(np.float64)
-        bounded = leaf.bounded_below & leaf.bounded_above & (low < high)
-        half = np.where(bounded, high / 2 - low / 2, deviation)
-        reach = np.where(bounded, np.maximum(-low, high), deviation)  # more than `half` unless the bounds are symmetric
-        for how, far in (("wider", reach > FAR * deviation), ("narrower", half < deviation / FAR)):
-            if far.any():
-                wrapper = """, or with --wrappers 'RescaleAction:{"min_action": -1, "max_action": 1}'"""
-                return (
-                    f"the bounds of {name_of('action', path)}, {leaf}, are much {how} than the initial actions, which "
-                    f"have mean 0 and standard deviation {deviation:.2g}, so the policy may learn slowly. Scale the "
-                    f"actions with --action-transform tanh{'' if path else wrapper}."
-                )
-    return None
 
 
 def _for_leaf(space: gym.Space, transform: Literal["clip", "tanh"]) -> Distribution:

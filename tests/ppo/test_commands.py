@@ -227,7 +227,7 @@ def test_a_run_has_the_name_of_a_preset_only_on_the_env_of_the_preset(monkeypatc
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--config", "cheeta"], "unknown preset 'cheeta'.*Did you mean 'cheetah'"),
+        (["--config", "cartpol"], "unknown preset 'cartpol'.*Did you mean 'cartpole'"),
         (["--env", "HalfCheeta-v5"], "Did you mean: `HalfCheetah`"),
         (["--minibatch-size", "100"], "minibatch_size=100 does not divide.*nearest size that does is 128"),
         (["--num-envs", "0"], "num_envs=0 is out of range"),

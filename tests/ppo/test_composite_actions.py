@@ -77,7 +77,8 @@ def test_sampled_actions_are_in_the_space_and_have_a_log_prob(tmp_path):
     of_box = np.exp(over_doors).sum() * np.exp(over_integers).sum() / np.exp(policy.log_prob(observation, action))
     outputs = policy._agent.step(observation[None], np.zeros([1, 0], np.float32)).outputs
     mean, log_std = outputs[0, -4:-2], outputs[0, -2:]
-    density = np.exp(-0.5 * ((action["aim"] - mean) / np.exp(log_std)) ** 2) / np.exp(log_std) / np.sqrt(2 * np.pi)
+    z = ((action["aim"] + 0.01) / 0.04 - mean) / np.exp(log_std)
+    density = np.exp(-0.5 * z**2) / np.exp(log_std) / 0.04 / np.sqrt(2 * np.pi)
     assert of_box == pytest.approx(np.prod(density), rel=1e-4)
 
 

@@ -9,7 +9,6 @@ import tensorflow as tf
 
 import vecenv
 from ppo.model import distributions
-from ppo.model.distributions import scale_warning
 
 BOX = gym.spaces.Box(np.array([-1, -2], np.float32), np.array([1, 4], np.float32))
 GAUSSIAN = distributions.for_space(BOX)
@@ -23,20 +22,20 @@ def gaussian(mean, log_std, count=1):
 
 
 def test_gaussian_log_prob_and_entropy_worked_by_hand():
-    # mean (0, 1), std (1, 2), action (1, 3): z = (1, 1)
-    # log p = -0.5 - 0.5 - log 1 - log 2 - log(2 pi);  entropy = log 2 + 2 * 0.5 * log(2 pi e)
+    # mean (0, 1), std (1, 2), sample (1, 3): z = (1, 1). The bounds of the second entry are 3 from its middle.
+    # log p = -0.5 - 0.5 - log 1 - log 2 - log(2 pi) - log 3;  entropy = log 2 + 2 * 0.5 * log(2 pi e) + log 3
     outputs = gaussian([0.0, 1.0], [0.0, math.log(2.0)])
     log_prob = GAUSSIAN.log_prob(outputs, tf.constant([[1.0, 3.0]]))
-    assert float(log_prob[0]) == pytest.approx(-1 - math.log(2) - math.log(2 * math.pi), rel=1e-6)
+    assert float(log_prob[0]) == pytest.approx(-1 - math.log(6) - math.log(2 * math.pi), rel=1e-6)
     entropy = GAUSSIAN.entropy(outputs)
-    assert float(entropy[0]) == pytest.approx(math.log(2) + math.log(2 * math.pi * math.e), rel=1e-6)
+    assert float(entropy[0]) == pytest.approx(math.log(6) + math.log(2 * math.pi * math.e), rel=1e-6)
 
 
 def test_gaussian_samples_have_the_given_mean_and_standard_deviation():
     noise = GAUSSIAN.noise([50_000], tf.constant([1, 2]))
     actions = GAUSSIAN.sample(gaussian([1.0, -2.0], [0.0, 1.0], 50_000), noise).numpy()
-    np.testing.assert_allclose(actions.mean(axis=0), [1.0, -2.0], atol=0.05)
-    np.testing.assert_allclose(actions.std(axis=0), [1.0, math.e], rtol=0.02)
+    np.testing.assert_allclose(actions.mean(axis=0), [1.0, 1 + 3 * -2.0], atol=0.1)
+    np.testing.assert_allclose(actions.std(axis=0), [1.0, 3 * math.e], rtol=0.02)
 
 
 @pytest.mark.parametrize("transform", ["clip", "tanh"])
@@ -47,7 +46,7 @@ def test_a_density_integrates_to_one_and_gives_entropy_and_kl(transform, mean):
     distribution = distributions.for_space(space, transform=transform)
     outputs, other = tf.constant([[mean, -0.5]]), tf.constant([[0.3, -0.2]])
     u = np.linspace(-6, 6, 20_001)[:, None]  # evenly spaced samples cover the tails too
-    grid = {"clip": u, "tanh": 2 * np.tanh(u) - 1}[transform]
+    grid = 2 * {"clip": u, "tanh": np.tanh(u)}[transform] - 1
     samples = tf.constant(u, tf.float32)
     log_prob = distribution.log_prob(tf.tile(outputs, [len(u), 1]), samples).numpy().astype(np.float64)
     other_log_prob = distribution.log_prob(tf.tile(other, [len(u), 1]), samples).numpy()
@@ -185,7 +184,7 @@ def test_a_product_has_logits_then_means_then_log_stds_and_its_log_prob_is_a_sum
         "b": (tf.constant([[1, 2]], tf.int64), tf.constant([1.0], tf.float64)),
         "c": tf.constant([[1, 0]], tf.int8),
     }
-    samples = PRODUCT.samples(outputs, PRODUCT.noise([1], tf.constant([0, 0])), action)
+    samples = PRODUCT.recover(action)
     densities = -0.5 * (1 + 1 + 1) - math.log(2) - math.log(3) - 1.5 * math.log(2 * math.pi)  # every z is 1
     wanted = math.log(0.25 * 0.375) + math.log(0.75 * 0.8) + densities
     assert float(PRODUCT.log_prob(outputs, samples)[0]) == pytest.approx(wanted, rel=1e-6)
@@ -255,34 +254,23 @@ def test_the_error_for_an_unsupported_action_space_says_what_is_supported(space,
 
 
 @pytest.mark.parametrize(
-    ("space", "how"),
+    ("low", "high", "middle", "half"),
     [
-        (gym.spaces.Box(0, 512, (2,)), "much wider"),
-        (gym.spaces.Tuple([gym.spaces.Discrete(3), gym.spaces.Box(np.float32([-1, 0]), np.float32([1, 50]))]), "wider"),
-        (gym.spaces.Box(-0.01, 0.01, (1,)), "much narrower"),
-        (gym.spaces.Box(-10, 10, (3,)), "much wider"),
-        (gym.spaces.Box(0, 10, (3,)), "much wider"),
-        (gym.spaces.Box(8, 10, (3,)), "much wider"),
-        (gym.spaces.Box(-3, 3, (3,)), None),
-        (gym.spaces.Box(-0.4, 0.4, (3,)), None),
-        (gym.spaces.Box(-np.inf, np.inf, (3,)), None),
-        (gym.spaces.Box(np.float32([0, -1]), np.float32([0, 1])), None),
-        (gym.spaces.Box(0, 500, (2,), np.int32), None),
-        (gym.spaces.Tuple([gym.spaces.Discrete(5), gym.spaces.MultiBinary(3)]), None),
+        (-1, 1, 0, 1),
+        (-0.01, 0.01, 0, 0.01),
+        (0, 512, 256, 256),
+        (-1e6, 1e6, 0, 1e6),
+        (-1e7, 1e7, 0, 1),
+        (np.finfo(np.float32).min, np.finfo(np.float32).max, 0, 1),
+        (-np.inf, np.inf, 0, 1),
+        (0, np.inf, 0, 1),
+        (2, 2, 0, 1),
     ],
-)  # fmt: skip
-def test_actions_whose_scale_is_far_from_the_bounds_cause_a_warning(space, how):
-    warning = scale_warning(space, transform="clip", initial_log_std=-0.5)
-    assert warning is None if how is None else f"{how} than the initial actions" in warning, warning
-    assert scale_warning(space, transform="tanh", initial_log_std=-0.5) is None
-
-
-def test_the_warning_of_the_scale_names_the_part_and_the_remedy():
-    space = gym.spaces.Dict(a=gym.spaces.Discrete(3), b=gym.spaces.Box(0, 512, (2,)))
-    assert scale_warning(space, transform="clip", initial_log_std=0.0) == (
-        "the bounds of action['b'], Box(0.0, 512.0, (2,), float32), are much wider than the initial actions, which "
-        "have mean 0 and standard deviation 1, so the policy may learn slowly. Scale the actions with "
-        "--action-transform tanh."
-    )
-    warning = scale_warning(space["b"], transform="clip", initial_log_std=0.0)
-    assert warning is not None and warning.endswith("""RescaleAction:{"min_action": -1, "max_action": 1}'.""")
+)
+def test_actions_are_in_units_of_half_the_range_unless_a_bound_is_missing_or_far_away(low, high, middle, half):
+    distribution = distributions.for_space(gym.spaces.Box(np.float32([low, -1]), np.float32([high, 1])))
+    outputs = gaussian([0.5, 0.5], [-1.0, -1.0])
+    mode, sample = distribution.mode(outputs), distribution.sample(outputs, tf.constant([[1.0, 1.0]]))
+    np.testing.assert_allclose(mode, [[middle + 0.5 * half, 0.5]], rtol=1e-6)
+    np.testing.assert_allclose(sample - mode, [[math.exp(-1) * half, math.exp(-1)]], rtol=1e-5)
+    np.testing.assert_allclose(distribution.recover(mode), [[0.5, 0.5]], rtol=1e-6)

@@ -120,7 +120,7 @@ def test_inputs_and_outputs_are_named_after_the_spaces(tmp_path):
 
 def test_exported_actions_are_within_bounds_and_equal_the_actions_of_load_policy(tmp_path):
     observation_space, action_space, settings = CASES["vector to Box"]
-    run = untrained_run(tmp_path, observation_space, action_space, **settings)
+    run = untrained_run(tmp_path, observation_space, action_space, **{**settings, "policy_output_gain": 10.0})
     path, _ = export(run, tmp_path / "out", "savedmodel")
     observations = np.random.default_rng(0).normal(size=(100, 3)).astype(np.float32)
     actions = tf.saved_model.load(str(path)).signatures["serving_default"](observation=observations)["action"].numpy()

@@ -565,7 +565,8 @@ def test_an_update_is_finite_even_if_actions_have_become_exp_450_times_as_likely
     (collected,) = collector.collect(0, 0).collected
     mean, log_std = tf.unstack(collected.predictions.outputs, axis=-1)
     far = tf.stack([mean + 30 * tf.exp(log_std), log_std], axis=-1)
-    collected = collected._replace(predictions=collected.predictions._replace(outputs=far))
+    predictions = collected.predictions._replace(outputs=far)
+    collected = collected._replace(predictions=predictions, noise=collected.noise - 30)  # the same actions
     metrics = learner.update_in_graph(collected, tf.constant(1e-3), tf.constant(shuffled(CONFIG, 0)))
     assert all(np.isfinite(value) for value in metrics.values()) and metrics["approx_kl"] > 1e6
 

@@ -210,19 +210,16 @@ def test_the_kl_of_updates_stays_near_its_limit(tmp_path):
     assert free.mean() > 6e-3 and limited.mean() < 4e-3, (free, limited)
 
 
-def test_a_new_run_whose_actions_have_the_wrong_scale_begins_with_a_warning(tmp_path):
-    wide = 'RescaleAction:{"min_action": -1000, "max_action": 1000}'
-    config = dataclasses.replace(
-        CONFIG, env="Pendulum-v1", env_kwargs={"max_episode_steps": 20}, wrappers=(wide,), num_workers=0,
-        eval_episodes=1, total_steps=32,
-    )  # fmt: skip
-    notes = Notes()
-    path = ppo.train(config, logdir=tmp_path, callbacks=notes).path
-    (warning,) = notes.warnings
-    assert "Box(-1000.0, 1000.0, (1,), float32), are much wider than the initial actions" in warning
-    ppo.resume(path, callbacks=notes)
-    ppo.train(dataclasses.replace(config, action_transform="tanh"), logdir=tmp_path, callbacks=notes)
-    assert len(notes.warnings) == 1
+def test_the_scale_of_bounded_actions_does_not_matter(tmp_path):
+    returns = []
+    for low, high in ((-2, 2), (-1000, 1000), (0, 0.01)):
+        wrapper = f'RescaleAction:{{"min_action": {low}, "max_action": {high}}}'
+        config = dataclasses.replace(
+            CONFIG, env="Pendulum-v1", env_kwargs={"max_episode_steps": 20}, wrappers=(wrapper,), num_workers=0,
+            eval_episodes=4, total_steps=256,
+        )  # fmt: skip
+        returns.append(ppo.train(config, logdir=tmp_path).evaluation.returns)
+    np.testing.assert_allclose(returns[1:], [returns[0]] * 2, rtol=1e-3)
 
 
 @pytest.mark.parametrize("schedule", ["linear", pytest.param("constant", marks=pytest.mark.slow)])
