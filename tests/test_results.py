@@ -88,8 +88,7 @@ def test_the_readmes_chart_shows_the_numbers_of_its_table_to_scale():
 
 
 def _measured():
-    """Returns the speeds of the performance page: those of a row, by its label, the column, and the one of the two that
-    names the vector env or the trainer."""
+    """Returns the speeds of the performance page: by vector env or trainer, then by env or setting."""
     found = {}
     for header, *rows in chart.tables((DOCS / "performance.md").read_text().replace("`", "")):
         for label, *cells in rows:
