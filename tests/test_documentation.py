@@ -246,7 +246,7 @@ def test_troubleshooting_quotes_existing_messages():
     source = re.sub(r'"\s*\n\s*f?"', "", source)  # joins strings that span several lines
     rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| ")]
     quotes = {text for row in rows for text in re.findall(r'"([^"]+)"', row)}
-    assert len(quotes) > 20 and "often because memory ran out" in quotes
+    assert len(quotes) > 12 and "often because memory ran out" in quotes
     parts = {part for quoted in quotes for part in re.split(r" \.\.\. ?| ?\.\.\. ", quoted)}
     assert not {part for part in parts if part not in source}
     names = set(re.findall(r"^class (\w+)\(.*(?:Error|RuntimeError|FloatingPointError)\)", source, flags=re.MULTILINE))
