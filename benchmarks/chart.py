@@ -1,6 +1,6 @@
-"""Draws docs/speed.svg: the speeds on HalfCheetah-v5 in the README's tables, as bars. `python -m benchmarks.chart`
+"""Draws docs/speed.svg: the speeds on HalfCheetah-v5 in the README's table, as bars. `python -m benchmarks.chart`
 
-The numbers are read from the README, so the figure cannot differ from the tables. All bars have the same scale. The
+The numbers are read from the README, so the figure cannot differ from the table. All bars have the same scale. The
 colors follow the reader's light or dark mode.
 """
 
@@ -30,23 +30,18 @@ text { font-family: "Segoe UI", Helvetica, Arial, "DejaVu Sans", sans-serif; fon
 def tables(page: str) -> list[list[list[str]]]:
     """Returns the cells of each Markdown table: its header and its rows."""
     found = re.findall(r"((?:^\|.*\n)+)", page, flags=re.MULTILINE)
-    split = [[[cell.strip() for cell in line.strip("| \n").split(" | ")] for line in one.splitlines()] for one in found]
+    split = [[[cell.strip() for cell in line.strip("|").split(" | ")] for line in one.splitlines()] for one in found]
     return [[rows[0], *rows[2:]] for rows in split]
 
 
 def speeds(page: str) -> dict[str, dict[str, int]]:
-    """Returns the env-steps per second on HalfCheetah-v5 in the README's tables: by group, by name. Ours come first."""
-    _, python, other, *_ = tables(page)  # the first one shows trained agents
-    row = next(row for row in python[1:] if row[0].startswith("HalfCheetah-v5"))
-    groups = {"stepping Python envs, 64 envs": {name: cell for name, cell in zip(python[0][1:], row[1:], strict=True)}}
-    for what, *cells, _ in other[1:]:
-        groups[what] = dict(cell.replace("`", "").split(": ") for cell in cells)
-    return {group: {name: number(cell) for name, cell in rates.items()} for group, rates in groups.items()}
-
-
-def number(cell: str) -> int:
-    """Returns the first number of a cell, such as 22267 for "22,267 (1.8 x)"."""
-    return int(re.search(r"[\d,]+", cell)[0].replace(",", ""))
+    """Returns the env-steps per second in the README's table of speeds: by row, by name. Ours come first."""
+    (table,) = [table for table in tables(page) if table[0][1:] == ["ours", "rivals"]]
+    found = {}
+    for what, *cells in table[1:]:
+        pairs = re.findall(r"(\S[^:]*): ([\d,]+)(?: \([\d.]+ x\))?(?:, )?", re.sub("[*`]", "", " ".join(cells)))
+        found[what] = {name: int(number.replace(",", "")) for name, number in pairs}
+    return found
 
 
 def draw(groups: dict[str, dict[str, int]]) -> str:
@@ -76,4 +71,6 @@ def draw(groups: dict[str, dict[str, int]]) -> str:
 
 
 if __name__ == "__main__":
-    (ROOT / "docs" / "speed.svg").write_text(draw(speeds((ROOT / "README.md").read_text())))
+    groups = speeds((ROOT / "README.md").read_text())
+    chosen = {what: rates for what, rates in groups.items() if "HalfCheetah" in what or "training" in what}
+    (ROOT / "docs" / "speed.svg").write_text(draw(chosen))

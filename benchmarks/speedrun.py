@@ -1,6 +1,6 @@
 """How many seconds of training does a good policy take? `python -m benchmarks.speedrun` measures the leaderboard.
 
-The leaderboard is in docs/speedrun.md.
+The leaderboard is in docs/results.md.
 
 Unit: seconds of training until an evaluation exceeds a given return. Training time starts at the first step, includes
 ppo's tracing and compilation, and excludes evaluations. Start-up is reported separately: it is the time from the start

@@ -76,36 +76,74 @@ def bars(figure):
     return found
 
 
-def test_the_readmes_chart_shows_the_numbers_of_its_tables_to_scale():
+def test_the_readmes_chart_shows_the_numbers_of_its_table_to_scale():
     shown = list(bars(DOCS / "speed.svg").values())
-    rows = [line for line in README.splitlines() if re.match(r"\| (HalfCheetah-v5 in|stepping in|training,)", line)]
-    for group, row in zip(shown, rows, strict=True):
-        numbers = [int(number.replace(",", "")) for number in re.findall(r"\d+,\d{3}", row)]
-        assert [number for number, _ in group.values()] == numbers
+    rows = [rates for what, rates in chart.speeds(README).items() if "HalfCheetah" in what or "training" in what]
+    for group, rates in zip(shown, rows, strict=True):
+        assert {name: number for name, (number, _) in group.items()} == rates
     scales = [width / number for group in shown for number, width in group.values()]
     assert max(scales) / min(scales) < 1.01
     names = [name for group in shown for name in group]
     assert "gymnasium Sync" in names and "EnvPool, send and recv" in names  # the strongest rivals
 
 
+def _measured():
+    """Returns the speeds of the performance page: by vector env or trainer, then by env or setting."""
+    found = {}
+    for header, *rows in chart.tables((DOCS / "performance.md").read_text().replace("`", "")):
+        for label, *cells in rows:
+            envs = cells[0] if header[1:2] == ["envs"] else None
+            for column, cell in zip(header[1:], cells, strict=True):
+                if number := re.match(r"[\d,]{4,}", cell):
+                    where = f"{label}, {envs} envs" if envs else f"{column}, {header[0]}"
+                    found.setdefault(column if envs else label, {})[where] = int(number[0].replace(",", ""))
+    return found
+
+
+WHERE = {
+    "HalfCheetah-v5 in Python": "HalfCheetah-v5 in Python, 64 envs",
+    "CartPole-v1": "CartPole-v1, 64 envs",
+    "no-op env, 2 envs": "no-op env, float32[17], 2 envs",
+    "HalfCheetah-v5 in C++": "HalfCheetah, 64 envs",
+    "Humanoid-v5 in C++, 16 cores": "Humanoid, 64 envs, 16 cores",
+    "training HalfCheetah-v5 in Python": "B, ",
+    "training HalfCheetah-v5 in C++": "B, ",
+    "training, minibatches of 1024": "A, ",
+}
+"""Where the performance page has the speeds of a row of the README."""
+
+
 def test_the_readmes_speeds_are_those_of_the_performance_page_and_its_speedups_are_their_ratios():
-    _, python, others, *_ = chart.tables(README)  # the first one shows trained agents
-    page = chart.tables((DOCS / "performance.md").read_text())
-    for env, *cells in python[1:]:
-        (row,) = [row for row in page[0] if row[:2] == [env, "64"]]
-        columns = dict(zip(page[0][0], row, strict=True))
-        assert {name: columns[name] for name in python[0][1:]} == dict(zip(python[0][1:], cells, strict=True))
-        for cell in cells[1:]:
-            assert speedup(cell.partition("(")[2]) == shortened(chart.number(cells[0]) / chart.number(cell))
-    labels = {row[0]: row[1:] for table in page for row in table}
-    for _, ours, rival, factor in others[1:]:
-        for name, rate in (ours.split(": "), rival.split(": ")):
-            assert rate in [cell.split(" (")[0] for cell in labels[name]], name
-        assert speedup(factor) == shortened(chart.number(ours.split(": ")[1]) / chart.number(rival.split(": ")[1]))
+    page, speeds = _measured(), chart.speeds(README)
+    assert speeds.keys() == WHERE.keys()
+    for what, rates in speeds.items():
+        for name, rate in rates.items():
+            assert page[name][WHERE[what]] == rate, (what, name)
+    (table,) = [table for table in chart.tables(README) if table[0][1:] == ["ours", "rivals"]]
+    for what, _, rivals in table[1:]:
+        ours, *rates = speeds[what].values()
+        factors = [float(factor) for factor in re.findall(r"\(([\d.]+) x\)", rivals)]
+        assert factors == [shortened(ours / rate) for rate in rates], what
+        assert rivals.startswith("**") == (factors[0] < 1), what  # losses are bold
+    assert sum(rivals.startswith("**") for *_, rivals in table[1:]) >= 3
 
 
-def speedup(cell):
-    return float(re.match(r"([\d.]+) x", cell)[1])
+def test_the_readme_says_when_it_helps_with_the_measured_envs():
+    rows = [row for table in chart.tables((DOCS / "environments.md").read_text()) for row in table]
+    speeds = {row[1]: tuple(int(rate.replace(",", "")) for rate in row[3].split(" / ")) for row in rows
+              if re.fullmatch(r"[\d,]+ / [\d,]+", row[-1])}  # fmt: skip
+    (shown,) = [table[1:] for table in chart.tables(README) if table[0] == ["env", "a step takes", "gain"]]
+    for env, time, gain in shown:
+        (flags,) = [flags for flags in speeds if env in flags]
+        ours, theirs = speeds[flags]
+        assert float(time.removesuffix(" ms")) == float(f"{2000 / ours:.1g}" if ours > 2000 else f"{2000 / ours:.2g}")
+        assert float(gain.removesuffix(" x")) == shortened(ours / theirs)
+    gains = [ours / theirs for ours, theirs in speeds.values()]
+    says = re.search(r"Of \[(\d+) such envs\]\S+ (\d+) gain at least (\d+) x, and (\d+) less\s+than ([\d.]+) x", README)
+    high, low = float(says[3]), float(says[5])
+    assert [int(says[1]), int(says[2]), int(says[4])] == [
+        len(gains), sum(gain >= high for gain in gains), sum(gain < low for gain in gains)
+    ]  # fmt: skip
 
 
 def shortened(ratio):
@@ -118,7 +156,7 @@ def test_the_readmes_scores_are_those_of_the_results_page_and_the_best_published
     page = chart.tables((DOCS / "results.md").read_text())
     (ours,) = [table for table in page if table[0][-1] == "each seed"]
     (published,) = [table for table in page if table[0][0] == "source"]
-    assert len(scores) == 8
+    assert len(scores) == 4
     for task, settings, score, best in scores[1:]:
         (row,) = [row for row in ours if [task, settings.removeprefix("preset "), "1,000,000"] == row[:3]]
         assert len(row[7].split(", ")) == 10 and score == f"{row[5]} ± {row[6]}"

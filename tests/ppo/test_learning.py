@@ -171,7 +171,7 @@ def test_the_quadruped_follows_its_commands(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_pong_returns_rise_within_400_000_env_steps(tmp_path):
-    """With seed 1, the return in training passed 10 after 370,000 env-steps (docs/speedrun.md). It begins at -20."""
+    """With seed 1, the return in training passed 10 after 370,000 env-steps (docs/results.md). It begins at -20."""
     pytest.importorskip("ale_py")
     config = dataclasses.replace(ppo.preset("pong"), seed=1, eval_episodes=1)
     until = Until(lambda report: (report["return_mean"] or -math.inf) > -5 or report["env_steps"] >= 400_000)
