@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode
 
 import vecenv
 from tests.helpers import CountingEnv, FaultyEnv, SampledEnv, before_each_message, counting_fns, process_exists
-from tests.vecenv.test_send_recv import GatedEnv
+from tests.vecenv.vector.test_send_recv import GatedEnv
 
 
 def test_01_a_dead_worker_is_an_error_and_not_a_hang_or_a_bare_eof():

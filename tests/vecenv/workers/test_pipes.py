@@ -27,7 +27,7 @@ from vecenv.workers import worker as worker_module
 from vecenv.workers.messenger import DeadlinePassed, Messenger
 from vecenv.workers.protocol import Kind
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 LARGE = 20 * 2**20  # bytes, far more than a pipe holds
 
 pytestmark = pytest.mark.timeout(60)

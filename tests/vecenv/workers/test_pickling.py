@@ -182,7 +182,7 @@ def test_registered_ids_of_such_envs(way, tmp_path, monkeypatch):
 def test_envs_of_scripts_that_runpy_runs(name, tmp_path):
     script = write(tmp_path, "script")
     script.write_text(
-        script.read_text() + "\nfrom tests.vecenv.test_pickling import first_observation\n"
+        script.read_text() + "\nfrom tests.vecenv.workers.test_pickling import first_observation\n"
         "seen = first_observation(Env), first_observation(lambda: Env())\n"
     )
     assert runpy.run_path(str(script), run_name=name)["seen"] == (7, 7)

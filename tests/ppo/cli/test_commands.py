@@ -31,7 +31,7 @@ from ppo.__main__ import COMMANDS
 from ppo.run.signals import STOPPING, stop_on_signal
 from tests.ppo.runs import QUICKLY_COMPILED, command, only_run, parsed, reports, train
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SMALL = ["--env", "CartPole-v1", "--num-envs", "4", "--num-steps", "16", "--minibatch-size", "32", "--epochs", "2",
          "--report-interval", "64", "--checkpoint-interval", "128", "--eval-episodes", "3",
          "--num-workers", "1"]  # fmt: skip
@@ -354,7 +354,7 @@ def test_an_env_that_raises_ends_the_run_with_only_its_own_traceback(tmp_path):
     assert done.stderr.count("Traceback") == 1 and "unsupported operand" in done.stderr
 
 
-@pytest.mark.slow  # tests/ppo/test_loop.py checks the error
+@pytest.mark.slow  # tests/ppo/test_trainer.py checks the error
 def test_a_run_with_a_dead_worker_ends_with_a_clear_error(tmp_path):
     words = [sys.executable, "-m", "ppo", "train", *SMALL, "--total-steps", "100000000", "--logdir", str(tmp_path)]
     process = subprocess.Popen(
@@ -379,7 +379,7 @@ def _is_forked_by(session: int, pid: int) -> bool:
         return False
 
 
-@pytest.mark.slow  # tests/ppo/test_display.py closes streams, too
+@pytest.mark.slow  # tests/ppo/run/test_display.py closes streams, too
 def test_a_closed_output_pipe_does_not_end_training(tmp_path):
     words = [sys.executable, "-m", "ppo", "train", *SMALL, "--total-steps", "512", "--logdir", str(tmp_path)]
     environment = {**os.environ, **QUICKLY_COMPILED}

@@ -29,7 +29,7 @@ from tests.helpers import (
     wait_for_end,
 )
 from tests.start_methods import METHODS
-from tests.vecenv.test_sync_vector_env import MODES, run_both
+from tests.vecenv.vector.test_sync_vector_env import MODES, run_both
 
 QUICK = [("CartPole-v1", MODES[0]), ("HalfCheetah-v5", MODES[1])]
 

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -217,7 +218,7 @@ def test_a_run_with_restarts_survives_kills_at_any_moment(method, count):
 SCRIPT = """
 import os, sys, threading
 sys.path.insert(0, {root!r})
-from tests.vecenv.test_chaos import busy_fns, use, workers_of_this_process
+from tests.vecenv.workers.test_chaos import busy_fns, use, workers_of_this_process
 import vecenv
 def tell():
     while len(workers_of_this_process()) < 2:
@@ -243,7 +244,7 @@ use(envs, {moment!r})
 )
 def test_a_killed_parent_leaves_no_process_no_memory_and_no_output(method, moment):
     delay_s = random.Random(method + moment).uniform(0, 0.02)
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    root = str(Path(__file__).parents[3])
     script = SCRIPT.format(method=method, moment=moment, root=root)
     process = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -351,7 +351,7 @@ def test_shares_are_contiguous():
 def test_a_local_cluster_leaves_the_environment_of_its_process_as_it_was(tmp_path):
     code = """
 import os, ppo
-from tests.ppo.test_ray_collector import CONFIG, train
+from tests.ppo.algorithm.test_ray_collector import CONFIG, train
 before = dict(os.environ)
 for name in "ab":
     train(os.environ["FOLDER"] + name, CONFIG, collectors=2)

@@ -15,7 +15,7 @@ import vecenv
 from vecenv.errors import RenderingFailed
 from vecenv.mujoco import HalfCheetah, MujocoVectorEnv
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SIZE = {"render_mode": "rgb_array", "width": 80, "height": 60}
 
 
@@ -83,7 +83,7 @@ def painted():
 
 def test_frames_show_each_envs_model_and_environment_variables_do_not_change(opengl, monkeypatch):
     monkeypatch.delenv("MUJOCO_GL")
-    code = "from tests.vecenv.test_rendering import painted; painted()"
+    code = "from tests.vecenv.mujoco.test_rendering import painted; painted()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert done.returncode == 0, done.stderr
 
@@ -119,7 +119,7 @@ class Ball(MujocoVectorEnv):
 
 
 def test_the_camera_of_a_task_follows_the_robot_by_default(opengl):
-    code = "from tests.vecenv.test_rendering import followed; followed()"
+    code = "from tests.vecenv.mujoco.test_rendering import followed; followed()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert done.returncode == 0, done.stderr
 

@@ -20,7 +20,7 @@ from tests.helpers import CountingEnv, counting_fns, wait_for_end
 from tests.start_methods import METHODS
 from vecenv.workers import launch
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 pytestmark = pytest.mark.timeout(90)
 

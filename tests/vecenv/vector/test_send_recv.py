@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import vecenv
 from tests.helpers import CountingEnv, SampledEnv, any_space_at_all, assert_same, counting_fns
-from tests.vecenv.test_sync_vector_env import MODES
+from tests.vecenv.vector.test_sync_vector_env import MODES
 from vecenv.rows.infos import split_infos
 from vecenv.workers.protocol import FRAME
 

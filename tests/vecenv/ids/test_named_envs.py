@@ -10,7 +10,7 @@ import pytest
 
 import vecenv
 from tests.helpers import assert_same, importable
-from tests.vecenv.test_batched import CountingVectorEnv
+from tests.vecenv.rows.test_batch_rows import CountingVectorEnv
 from vecenv.vector.single_env import SingleEnv
 from vecenv.wrappers import IgnoreKeys
 
@@ -19,7 +19,7 @@ import os
 from pathlib import Path
 import gymnasium as gym
 from tests.helpers import CountingEnv
-from tests.vecenv.test_batched import CountingVectorEnv
+from tests.vecenv.rows.test_batch_rows import CountingVectorEnv
 
 with open(Path(__file__).with_name("pids"), "a") as file:
     print(os.getpid(), file=file)

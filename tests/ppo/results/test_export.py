@@ -391,7 +391,7 @@ def test_a_custom_network_can_be_exported(tmp_path, format):
     assert export(run, tmp_path / "out", format)[1] <= 1e-5
 
 
-@pytest.mark.slow  # tests/ppo/test_observations.py checks the conversion
+@pytest.mark.slow  # tests/ppo/model/test_observations.py checks the conversion
 @pytest.mark.parametrize(
     ("dtype", "settings"),
     [
