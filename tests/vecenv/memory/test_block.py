@@ -304,3 +304,16 @@ def test_a_worker_that_cannot_map_the_memory_names_its_envs_and_the_limit():
     with pytest.raises(SharedMemoryFull, match=r"^envs 0:64 in worker 0: .*\d\d\.\d MiB.*`ulimit -v` is") as caught:
         vecenv.AsyncVectorEnv([Narrow] * 64, num_workers=1)
     assert "Fix the env" not in str(caught.value)
+
+
+def test_nothing_is_left_in_shared_memory_and_the_resource_tracker_is_silent():
+    code = (
+        "import gymnasium as gym, vecenv\n"
+        "envs = vecenv.make('CartPole-v1', num_envs=4)\n"
+        "envs.reset(); envs.step([0] * 4)\n"
+        "with open('/proc/self/maps') as maps:\n"
+        "    shared = [line for line in maps if '/dev/shm/' in line]\n"
+        "assert shared and all(line.endswith('(deleted)\\n') for line in shared)\n"  # even while the envs are open
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stderr == "", done.stderr

@@ -1,9 +1,13 @@
 """Tests of vecenv/rows/env_rows.py and checks.py: stepping, autoreset, and invalid results of envs."""
 
+import os
 import pickle
+import signal
+import subprocess
 import warnings
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -12,14 +16,15 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 import vecenv
-from tests.helpers import CountingEnv, SampledEnv, counting_fns
+from tests.helpers import CountingEnv, SampledEnv, counting_fns, process_exists
 from vecenv.rows.observations import observation_writer
 
 
-def test_autoreset_neither_skips_nor_repeats_a_step():
-    """Every observation holds the indices of its env, episode and step."""
-    for mode in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
-        envs = vecenv.SyncVectorEnv(counting_fns(5), autoreset_mode=mode)
+@pytest.mark.parametrize("make", [vecenv.SyncVectorEnv, vecenv.AsyncVectorEnv])
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_autoreset_neither_skips_nor_repeats_a_step(make, mode):
+    """Every observation holds the indices of its env, episode and step, in a buffer that the env reuses."""
+    with make(counting_fns(5), autoreset_mode=mode) as envs:
         observations, _ = envs.reset()
         np.testing.assert_array_equal(observations, [[i, 0, 0] for i in range(5)])
         expected = [(0, 0)] * 5
@@ -99,6 +104,15 @@ def test_an_observation_that_does_not_fit_its_space_is_an_error_with_env_and_key
     with pytest.raises(error, match=message) as caught:
         envs.step([0, 0])
     assert "raised by env 1 during step" in caught.value.__notes__
+
+
+def test_a_worker_also_names_env_and_key_of_an_observation_that_does_not_fit():
+    good = {"a": THREE[:2]}
+    fns = [lambda bad=bad: Returning(NAMED, good, bad) for bad in (good, good, {"a": THREE}, good)]
+    with vecenv.AsyncVectorEnv(fns, num_workers=2) as envs:
+        envs.reset()
+        with pytest.raises(ValueError, match=r"in worker 1(?s:.)*observation\['a'\] of env 2 has shape \(3,\)"):
+            envs.step([0] * 4)
 
 
 @pytest.mark.parametrize(
@@ -364,3 +378,116 @@ def test_every_truth_value_is_a_flag(make, flag):
     assert terminated.tolist() == [False, False, flag] and not truncated.any()
     _, _, terminated, truncated, _ = run_until_replaced({"truncated": make(flag)})
     assert truncated.tolist() == [False, False, flag] and not terminated.any()
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.int8, np.uint8, np.float64])
+def test_spaces_keep_their_dtype_and_rewards_of_shape_1_become_numbers(dtype):
+    class OddRewards(SampledEnv):
+        def step(self, action):
+            observation, reward, *rest = super().step(action)
+            return observation, np.array([reward]), *rest
+
+    space = spaces.Dict({"x": spaces.Box(0, 9, (2,), dtype), "g": spaces.Graph(spaces.Box(0, 1, (2,)), None)})
+    with vecenv.AsyncVectorEnv([lambda: OddRewards(space, spaces.Discrete(2))] * 2) as envs:
+        observations, _ = envs.reset(seed=1)
+        assert observations["x"].dtype == dtype and len(observations["g"]) == 2
+        assert envs.step([0, 1])[1].shape == (2,)
+
+
+class ExhaustedEnv(CountingEnv):
+    """Reads past the end of its data set during the call that `when` names."""
+
+    def __init__(self, when):
+        super().__init__(0)
+        self._data, self._when = iter([]), when
+
+    def reset(self, **kwargs):
+        return (next(self._data) if self._when == "reset" else None) or super().reset(**kwargs)
+
+    def step(self, action):
+        return (next(self._data) if self._when in ("step", "recv") else None) or super().step(action)
+
+    def read(self):
+        return next(self._data)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("when", ["reset", "step", "recv", "call"])
+def test_the_end_of_an_envs_data_set_is_an_error_of_the_env_even_in_a_generator(when, num_workers):
+    def batches(envs):
+        yield envs.reset()
+        if when == "recv":
+            envs.send([0])
+            yield envs.recv()
+        yield envs.call("read") if when == "call" else envs.step([0])
+
+    with vecenv.AsyncVectorEnv([lambda: ExhaustedEnv(when)], num_workers=num_workers) as envs:
+        with pytest.raises(vecenv.EnvError, match=r"raised by env 0 during (.|\n)*StopIteration") as raised:
+            list(batches(envs))
+        assert not isinstance(raised.value, StopIteration)
+
+
+SHARED = CountingEnv(0)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_two_rows_cannot_share_an_env(num_workers, wrapped):
+    fns = [lambda: SHARED, lambda: gym.Wrapper(SHARED) if wrapped else SHARED]
+    with pytest.raises(ValueError, match=r"which is also env 0.*build a new env in each call"):
+        vecenv.AsyncVectorEnv(fns, num_workers=num_workers)
+
+
+def test_envs_are_told_apart_even_if_their_unwrapped_objects_are_temporary():
+    class Fresh(CountingEnv):
+        @property
+        def unwrapped(self):
+            return Proxy()
+
+    class Proxy:
+        __slots__ = tuple(f"slot_{k}" for k in range(40))  # a size that is rare, so that the next one gets its id
+
+    with vecenv.SyncVectorEnv([lambda i=i: Fresh(i) for i in range(8)]) as envs:
+        assert envs.get_attr("index") == tuple(range(8))
+
+
+class SimulatorEnv(CountingEnv):
+    """Starts a program, which `close` ends. Writes the id of its process to a file in `folder`."""
+
+    def __init__(self, index, folder, size=3):
+        super().__init__(index)
+        self.observation_space = spaces.Box(-1, 1, (size,), np.float64)
+        self._program = subprocess.Popen(["sleep", "600"])
+        (folder / str(self._program.pid)).touch()
+
+    def close(self):
+        self._program.kill()
+        self._program.wait()
+
+
+def _fails(index, folder):
+    if index == 3:
+        raise ValueError("no such robot")
+    return SimulatorEnv(index, folder)
+
+
+def _differs(index, folder):
+    return SimulatorEnv(index, folder, size=3 + index // 3)
+
+
+MAKERS = {
+    "sync": vecenv.SyncVectorEnv,
+    **{f"{number} workers": partial(vecenv.AsyncVectorEnv, num_workers=number) for number in (0, 1, 2)},
+}
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+@pytest.mark.parametrize(("make_env", "error"), [(_fails, ValueError), (_differs, RuntimeError)])
+def test_a_failed_construction_closes_the_envs_that_were_built(make, make_env, error, tmp_path):
+    with pytest.raises(error):
+        make([partial(make_env, i, tmp_path) for i in range(4)])
+    started = [int(path.name) for path in tmp_path.iterdir()]
+    left = [pid for pid in started if process_exists(pid)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert len(started) >= 2 and not left

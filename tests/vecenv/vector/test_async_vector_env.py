@@ -272,7 +272,7 @@ def test_an_exception_of_an_env_keeps_its_class_and_carries_the_workers_tracebac
 @pytest.mark.parametrize(
     ("fault", "error", "message"),
     [
-        ("raise", ValueError, "envs? 2.* in worker 1 raised during .*the motor is on fire"),
+        ("raise", ValueError, "envs? 2.* in worker 1 raised during .*the motor is on fire.*raised by env 2 during "),
         ("sys.exit", vecenv.EnvError, "envs? 2.* in worker 1 raised during .*SystemExit: 4"),
         (
             "sigkill",
@@ -294,7 +294,7 @@ def test_a_worker_killed_while_idle_is_an_error_at_the_next_call():
         envs.reset()
         envs.processes[0].kill()
         envs.processes[0].join()
-        with pytest.raises(vecenv.WorkerDied, match=r"worker 0 \(envs 0:2\) was killed by SIGKILL"):
+        with pytest.raises(vecenv.WorkerDied, match=r"worker 0 \(envs 0:2\) was killed by SIGKILL.*Close this"):
             envs.step([0] * 4)
 
 
@@ -616,3 +616,24 @@ def test_an_error_in_worker_init_names_it_and_stops_a_restart(tmp_path):
             envs.step([0, 0])
     with pytest.raises(TypeError, match="worker_init=3 is not a function"):
         vecenv.AsyncVectorEnv(counting_fns(2), num_workers=0, worker_init=3)
+
+
+def test_there_is_one_process_per_core_and_one_numerical_thread_per_process(monkeypatch):
+    class Threads(CountingEnv):
+        def threads(self):
+            return os.environ["OMP_NUM_THREADS"], os.environ["OPENBLAS_NUM_THREADS"], os.environ["MKL_NUM_THREADS"]
+
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    with vecenv.AsyncVectorEnv([lambda: Threads(0)] * 100) as envs:
+        assert len(envs.processes) == min(vecenv.available_cores(), 100)
+        assert set(envs.call("threads")) == {("1", "1", "1")}
+
+
+def test_a_hanging_constructor_times_out_and_the_error_names_the_worker_and_the_setting():
+    fns = [lambda i=i: FaultyEnv(i, "hang", "construction") for i in range(4)]
+    with pytest.raises(
+        multiprocessing.TimeoutError,
+        match=r"construction.*after 3 second.*no answer from worker 1 \(envs 2:4\).*start_timeout_s",
+    ):  # the other worker must start in time, even on a busy machine
+        vecenv.AsyncVectorEnv(fns, num_workers=2, start_timeout_s=3)

@@ -291,3 +291,12 @@ def test_while_one_env_takes_one_step_the_others_take_many(tmp_path):
         assert done[0] == 0 and done[1:].min() > 0
         gate.touch()
         assert sorted(envs.recv().env_ids) == [0, 1, 2, 3]
+
+
+def test_closing_does_not_wait_for_an_env_in_flight(tmp_path):
+    with vecenv.AsyncVectorEnv([lambda i=i: GatedEnv(i, tmp_path / "never") for i in range(4)], num_workers=4) as envs:
+        envs.reset()
+        envs.send([0] * 4)
+        assert sorted(envs.recv(3).env_ids) == [1, 2, 3]  # env 0 hangs
+        with pytest.warns(UserWarning, match="pending call to `send`"):
+            envs.close(timeout=0)

@@ -332,3 +332,29 @@ class OwnNumpyRandom(CountingEnv):
 def test_workers_do_not_share_the_state_of_numpys_global_generator():
     with vecenv.AsyncVectorEnv([lambda: OwnNumpyRandom(0)] * 4, num_workers=4) as envs:
         assert len(set(envs.call("draw"))) == 4
+
+
+def test_returned_arrays_including_nested_leaves_are_not_overwritten():
+    space = spaces.Dict({"a": spaces.Box(0, 1, (3,)), "b": spaces.Tuple([spaces.Box(0, 1, (2,)), spaces.Discrete(9)])})
+    with vecenv.AsyncVectorEnv([lambda: SampledEnv(space, spaces.Discrete(2))] * 2) as envs:
+        kept = [envs.reset(seed=1)[0]] + [envs.step([0, 1])[0] for _ in range(4)]
+        copies = [np.concatenate([k["a"].ravel(), k["b"][0].ravel(), k["b"][1].ravel()]) for k in kept]
+        for _ in range(5):
+            envs.step([0, 1])
+        again = [np.concatenate([k["a"].ravel(), k["b"][0].ravel(), k["b"][1].ravel()]) for k in kept]
+    np.testing.assert_array_equal(copies, again)
+
+
+def test_options_are_not_changed_and_each_env_gets_its_seed():
+    class SeedsEnv(CountingEnv):
+        def reset(self, *, seed=None, options=None):
+            self.seen = (seed, options)
+            return super().reset(seed=seed)
+
+    options = {"reset_mask": np.array([True, False, True]), "speed": 2}
+    with vecenv.AsyncVectorEnv([lambda i=i: SeedsEnv(i) for i in range(3)]) as envs:
+        envs.reset(seed=5)
+        assert envs.get_attr("seen") == ((5, None), (6, None), (7, None))
+        envs.reset(seed=[1, 2, 3], options=options)
+        assert envs.get_attr("seen") == ((1, {"speed": 2}), (6, None), (3, {"speed": 2}))
+    assert options.keys() == {"reset_mask", "speed"}

@@ -561,3 +561,20 @@ print("done")
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", ""), done
     assert os.listdir(tmp_path) == []
+
+
+LOCK = threading.Lock()  # stands for any module's lock that the parent uses too
+
+
+class LockingEnv(CountingEnv):
+    def __init__(self):
+        with LOCK:
+            super().__init__(0)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.usefixtures("by_reference")
+def test_threads_in_the_parent_do_not_deadlock_the_workers():
+    """With fork, a lock that another thread holds stays locked in the child forever."""
+    with LOCK, vecenv.AsyncVectorEnv([LockingEnv] * 2, num_workers=2) as envs:
+        assert envs.reset()[0].shape == (2, 3)
