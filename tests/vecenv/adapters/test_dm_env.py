@@ -1,14 +1,17 @@
 """Tests of vecenv/adapters/dm_env.py: time steps and specs."""
 
-import dm_env
 import numpy as np
 import pytest
-from dm_env import specs
 from gymnasium import spaces
 
 import vecenv
 from tests.helpers import SampledEnv, counting_fns
-from vecenv.adapters.dm_env import BatchedEnvironment
+
+dm_env = pytest.importorskip("dm_env")
+
+from dm_env import specs  # noqa: E402
+
+from vecenv.adapters.dm_env import BatchedEnvironment  # noqa: E402
 
 FIRST, MID, LAST = dm_env.StepType.FIRST, dm_env.StepType.MID, dm_env.StepType.LAST
 

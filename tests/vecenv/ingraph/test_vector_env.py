@@ -12,7 +12,8 @@ import tensorflow as tf
 from gymnasium.vector import AutoresetMode
 
 import vecenv
-from tests.helpers import CountingEnv, FaultyEnv, counting_fns
+from tests.helpers import CountingEnv, FaultyEnv, assert_same, counting_fns
+from tests.vecenv.workers.test_restarts import kill, restarting
 from vecenv.ingraph import InGraphVectorEnv, Rollout, slots_for
 
 T = 5
@@ -407,4 +408,47 @@ def test_rollouts_continue_exactly_after_a_restart(kind, tmp_path):
                 np.testing.assert_array_equal(found.final_observations[ended], expected.final_observations[ended])
             else:
                 np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+    vector.close()
+
+
+def test_a_graph_rollout_in_cpp_equals_a_rollout_of_ordinary_envs():
+    found = []
+    for backend in ("auto", "python"):
+        how = {"autoreset_mode": "SameStep", "num_slots": slots_for(60), "float32_observations": True}
+        with vecenv.make("Hopper-v5", 4, backend=backend, vector_kwargs=how) as envs:
+            graph = InGraphVectorEnv(envs, num_steps=60)
+
+            @tf.function
+            def collect(graph=graph):
+                graph.reset(seed=1)
+                for t in tf.range(60):
+                    graph.step(tf.fill([4, 3], tf.cast(t, tf.float32) / 60))
+                return graph.rollout()
+
+            rollout = collect()
+            ended = (rollout.terminated | rollout.truncated).numpy()
+            assert ended.any()
+            finals = rollout.final_observations.numpy()[ended]
+            found.append((rollout.observations.numpy(), rollout.rewards.numpy(), ended, finals))
+    assert_same(found[0], found[1])
+
+
+def test_a_worker_that_dies_inside_the_graph_loop_restarts_too():
+    vector = restarting(length=100, autoreset_mode="SameStep", num_slots=slots_for(8))
+    envs = InGraphVectorEnv(vector, num_steps=8)
+
+    @tf.function
+    def collect():
+        for _ in tf.range(8):
+            envs.step(tf.zeros([4], tf.int64))
+        return envs.rollout()
+
+    envs.reset()
+    collect()
+    kill(vector, 1)
+    collect()
+    rollout = envs.last_rollout()
+    np.testing.assert_array_equal(rollout.truncated[0], [False, False, True, True])
+    np.testing.assert_array_equal(rollout.final_observations[0][2:], [[2, 0, 8], [3, 0, 8]])
+    np.testing.assert_array_equal(rollout.observations[-1][:, 2], [16, 16, 7, 7])
     vector.close()

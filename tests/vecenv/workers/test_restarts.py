@@ -225,30 +225,6 @@ def test_a_death_during_construction_is_an_error_even_with_restart():
         vecenv.AsyncVectorEnv([dying] * 2, on_worker_death="restart")
 
 
-def test_a_worker_that_dies_inside_the_graph_loop_restarts_too():
-    tf = pytest.importorskip("tensorflow")
-    from vecenv.ingraph import InGraphVectorEnv, slots_for
-
-    vector = restarting(length=100, autoreset_mode="SameStep", num_slots=slots_for(8))
-    envs = InGraphVectorEnv(vector, num_steps=8)
-
-    @tf.function
-    def collect():
-        for _ in tf.range(8):
-            envs.step(tf.zeros([4], tf.int64))
-        return envs.rollout()
-
-    envs.reset()
-    collect()
-    kill(vector, 1)
-    collect()
-    rollout = envs.last_rollout()
-    np.testing.assert_array_equal(rollout.truncated[0], [False, False, True, True])
-    np.testing.assert_array_equal(rollout.final_observations[0][2:], [[2, 0, 8], [3, 0, 8]])
-    np.testing.assert_array_equal(rollout.observations[-1][:, 2], [16, 16, 7, 7])
-    vector.close()
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_restarts_work_with_every_start_method(method):
     with vecenv.AsyncVectorEnv(
