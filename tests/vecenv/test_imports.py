@@ -60,7 +60,7 @@ ACROSS = {
     "vecenv": {"imports", "portability"},
     "vecenv/ids": {"named_envs"},
     "vecenv/state": {"state"},
-    "vecenv/vector": {"faults", "send_recv"},
+    "vecenv/vector": {"faults", "send_recv", "state_machine"},
     "vecenv/workers": {"chaos"},
     "ppo": {"api", "atari", "composite_actions", "learning", "long_runs", "multi_agent"},
     "ppo/algorithm": {"episode_ends"},

@@ -277,6 +277,7 @@ def test_render_returns_one_frame_per_env(cls):
 
 
 def test_a_video_can_be_recorded(tmp_path):
+    pytest.importorskip("moviepy")
     envs = vecenv.AsyncVectorEnv([lambda i=i: RenderingEnv(i, 100) for i in range(3)])
     envs = wrappers.RecordVideo(envs, str(tmp_path), step_trigger=lambda step: step == 0, video_length=5)
     envs.reset(seed=1)

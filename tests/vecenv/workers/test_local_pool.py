@@ -87,6 +87,7 @@ def test_an_exception_is_raised_unchanged_and_then_only_close_is_legal():
 
 
 def test_a_call_that_needs_a_reset_leaves_the_envs_usable():
+    pytest.importorskip("pygame")
     with vecenv.SyncVectorEnv([lambda: gym.make("CartPole-v1", render_mode="rgb_array")] * 2) as envs:
         with pytest.raises(gym.error.ResetNeeded):
             envs.render()
