@@ -14,15 +14,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import vecenv
 from tests.helpers import (
     CountingEnv,
     FaultyEnv,
     SampledEnv,
-    any_space_at_all,
     assert_same,
     counting_fns,
     process_exists,
@@ -32,33 +29,6 @@ from tests.start_methods import METHODS
 from tests.vecenv.vector.test_sync_vector_env import MODES, run_both
 
 QUICK = [("CartPole-v1", MODES[0]), ("HalfCheetah-v5", MODES[1])]
-
-
-@settings(max_examples=12, deadline=None)
-@given(data=st.data())
-def test_parallel_equals_serial_for_any_space_mode_and_schedule_of_calls(data):
-    observation_space, action_space = data.draw(any_space_at_all()), data.draw(any_space_at_all())
-    num_envs = data.draw(st.integers(1, 5))
-    mode = data.draw(st.sampled_from(MODES))
-    num_workers = data.draw(st.one_of(st.none(), st.integers(1, num_envs)))
-    num_slots = data.draw(st.integers(2, 4))
-    fns = [lambda: SampledEnv(observation_space, action_space, info=True)] * num_envs
-    serial = vecenv.SyncVectorEnv(fns, autoreset_mode=mode, num_slots=num_slots)
-    with vecenv.AsyncVectorEnv(fns, num_workers=num_workers, autoreset_mode=mode, num_slots=num_slots) as parallel:
-        assert parallel.observation_space == serial.observation_space
-        serial.action_space.seed(3)
-        assert_same(parallel.reset(seed=11), serial.reset(seed=11))
-        for call in data.draw(st.lists(st.sampled_from(["step", "step", "step", "reset", "seeds"]), max_size=20)):
-            if call == "step":
-                actions = serial.action_space.sample()
-                assert_same(parallel.step(actions), serial.step(actions))
-            elif call == "reset":
-                assert_same(parallel.reset(), serial.reset())
-            else:
-                seeds = [None if i % 2 else i for i in range(num_envs)]
-                assert_same(parallel.reset(seed=seeds), serial.reset(seed=seeds))
-            np.testing.assert_array_equal(parallel.episode_returns, serial.episode_returns)
-            np.testing.assert_array_equal(parallel.episode_lengths, serial.episode_lengths)
 
 
 @pytest.mark.parametrize(
