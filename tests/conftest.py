@@ -1,4 +1,4 @@
-"""Fixtures for all tests: poisoned memory, a check for leaked processes and memory, and who compiles updates."""
+"""Marks and fixtures of all tests: poisoned memory, a check for what a test leaves behind, who compiles updates."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import contextlib
 import gc
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import tempfile
 import time
 from pathlib import Path
+from types import CodeType
 
 import cloudpickle
 import pytest
@@ -34,6 +36,50 @@ if "TF_XLA_FLAGS" not in os.environ:
 # TensorFlow take longer to import than most tests run.
 for package in (tests.ppo, tests.vecenv):
     cloudpickle.register_pickle_by_value(package)
+
+
+TESTS = Path(__file__).parent
+
+MARKS = {"vecenv/ingraph": "train", "vecenv": "engine", "ppo": "train", "test_examples.py": "train", "": "tooling"}
+"""The mark of the tests below each path. The first path that fits decides."""
+
+PROCESSES = {"subprocess", "fork", "kill", "killpg", "terminate", "Pool", "Process", "stop_process", "raise_signal"}
+"""The names in a test's code that show that it starts, ends or signals processes."""
+
+
+def pytest_configure(config):
+    """Omits slow tests and builds unless `-m` names them, as without `-m`. `-m ''` selects every test."""
+    chosen = config.option.markexpr
+    if chosen and not re.search(r"\b(slow|build)\b", chosen):
+        config.option.markexpr = f"({chosen}) and not slow and not build"
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Lets `-m engine` import only the tests of the engine, which need no TensorFlow."""
+    words = re.findall(r"\w+", config.option.markexpr)
+    only_engine = words[:1] == ["engine"] and "or" not in words
+    if only_engine and collection_path != TESTS and _mark_of(collection_path) != "engine":
+        return True
+    return None
+
+
+def pytest_collection_modifyitems(items):
+    """Gives each test the mark of its path, and `process` if its code names one of `PROCESSES`."""
+    for item in items:
+        if item.path.is_relative_to(TESTS):  # the tests of another folder may be collected, too
+            item.add_marker(_mark_of(item.path))
+            if _names_in(item.function.__code__) & PROCESSES:
+                item.add_marker("process")
+
+
+def _mark_of(path: Path) -> str:
+    within = path.relative_to(TESTS)
+    return next(mark for prefix, mark in MARKS.items() if within.is_relative_to(prefix))
+
+
+def _names_in(code: CodeType) -> set[str]:
+    """Returns the names that a function and the functions in it refer to."""
+    return {*code.co_names}.union(*(_names_in(each) for each in code.co_consts if isinstance(each, CodeType)))
 
 
 # By default, the garbage collector would scan the thousands of objects of each graph again and again.

@@ -284,7 +284,7 @@ assert "tensorflow" not in sys.modules  # Mesa's OpenGL crashes in a process tha
 """
 
 
-@pytest.mark.slow  # tests/ppo/test_videos.py makes small videos
+@pytest.mark.slow  # tests/ppo/results/test_video.py makes small videos
 def test_a_gif_shows_a_trained_quadruped_where_no_display_exists(tmp_path, monkeypatch):
     if not any(ctypes.util.find_library(name) for name in ("EGL", "OSMesa")):
         pytest.skip("no OpenGL without a display: apt-get install libegl1")

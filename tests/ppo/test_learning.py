@@ -69,7 +69,11 @@ KINDS = {
     "one of four actions, from images": (FOUR, "image", {}),
     "one of four actions, remembered by a GRU": (FOUR, "once", {"recurrent": "gru"}),
     "one of four actions, remembered by an LSTM": (FOUR, "once", {"recurrent": "lstm"}),
-    "one of four actions, by a custom network": (FOUR, "vector", {"network": "tests.ppo.test_networks:keras_network"}),
+    "one of four actions, by a custom network": (
+        FOUR,
+        "vector",
+        {"network": "tests.ppo.model.test_custom:keras_network"},
+    ),
     "a vector": (TWO, "vector", {}),
     "a vector, squashed by tanh": (TWO, "vector", {"action_transform": "tanh"}),
     "a vector, with the objective of BatchPPO": (TWO, "vector", {"objective": "kl_penalty"}),

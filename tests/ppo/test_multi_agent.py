@@ -25,8 +25,8 @@ from ppo.policies.evaluation import Players, play
 from ppo.results import video as videos
 from ppo.trainer import Trainer
 from tests.helpers import CountingEnv
+from tests.ppo.algorithm.test_update import parts_of_group
 from tests.ppo.runs import reports, rewound
-from tests.ppo.test_learner import parts_of_group
 
 pytest.importorskip("pettingzoo")
 
@@ -408,7 +408,7 @@ def test_an_evaluation_that_hangs_times_out(tmp_path):
     assert note.startswith("Everything up to env-step 64 is saved in")
 
 
-@pytest.mark.slow  # tests/ppo/test_loop.py checks this for one policy
+@pytest.mark.slow  # tests/ppo/test_trainer.py checks this for one policy
 def test_nothing_retraces(tmp_path):
     run = Run.create(tmp_path, "run", CONFIG)
     with collector_for(CONFIG, None, None, None, pytest.fail) as collector:

@@ -1,4 +1,4 @@
-"""Layers import in one direction, importing vecenv starts nothing, and only vecenv/ingraph imports TensorFlow."""
+"""Layers import in one direction, importing vecenv starts nothing, and tests are where their modules are."""
 
 import ast
 import graphlib
@@ -55,6 +55,21 @@ def imported(file: Path) -> set[str]:
 
 
 FILES = sorted((ROOT / "vecenv").rglob("*.py"))
+
+ACROSS = {
+    "vecenv": {"imports", "portability"},
+    "vecenv/ids": {"named_envs"},
+    "vecenv/state": {"state"},
+    "vecenv/vector": {"faults", "send_recv", "state_machine"},
+    "vecenv/workers": {"chaos"},
+    "ppo": {"api", "atari", "composite_actions", "learning", "long_runs", "multi_agent"},
+    "ppo/algorithm": {"episode_ends"},
+    "ppo/cli": {"commands"},
+    "ppo/model": {"critic_keys"},
+    "ppo/results": {"artifacts"},
+    "ppo/run": {"spaces"},
+}
+"""The subjects of files of tests that concern several modules of a folder, or a part of one."""
 
 
 def layer_of(file: Path) -> str:
@@ -124,3 +139,11 @@ def test_importing_vecenv_starts_nothing_and_loads_little():
         "assert not loaded, loaded\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("package", ["vecenv", "ppo"])
+def test_the_tests_of_a_module_are_in_the_file_of_its_path(package):
+    for file in sorted((ROOT / "tests" / package).rglob("test_*.py")):
+        folder, name = file.parent.relative_to(ROOT / "tests"), file.stem.removeprefix("test_")
+        modules = [ROOT / folder / f"{name}.py", ROOT / folder / f"__{name}__.py"]
+        assert name in ACROSS.get(folder.as_posix(), ()) or any(module.exists() for module in modules), file

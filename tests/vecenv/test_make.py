@@ -151,32 +151,6 @@ def test_only_mujoco_entry_points_are_stepped_in_cpp_or_need_a_reason(logged):
         del gym.registry["Mine-v5"]
 
 
-def test_a_graph_rollout_in_cpp_equals_a_rollout_of_ordinary_envs():
-    tf = pytest.importorskip("tensorflow")
-
-    from vecenv.ingraph import InGraphVectorEnv, slots_for
-
-    found = []
-    for backend in ("auto", "python"):
-        how = {"autoreset_mode": "SameStep", "num_slots": slots_for(60), "float32_observations": True}
-        with vecenv.make("Hopper-v5", 4, backend=backend, vector_kwargs=how) as envs:
-            graph = InGraphVectorEnv(envs, num_steps=60)
-
-            @tf.function
-            def collect(graph=graph):
-                graph.reset(seed=1)
-                for t in tf.range(60):
-                    graph.step(tf.fill([4, 3], tf.cast(t, tf.float32) / 60))
-                return graph.rollout()
-
-            rollout = collect()
-            ended = (rollout.terminated | rollout.truncated).numpy()
-            assert ended.any()
-            finals = rollout.final_observations.numpy()[ended]
-            found.append((rollout.observations.numpy(), rollout.rewards.numpy(), ended, finals))
-    assert_same(found[0], found[1])
-
-
 WARM_UP = """
 import vecenv
 from vecenv.workers import launch

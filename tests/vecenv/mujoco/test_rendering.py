@@ -1,0 +1,153 @@
+"""Tests of vecenv/mujoco/rendering.py: frames equal Gymnasium's, and without OpenGL the error says what to install."""
+
+import ctypes.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import mujoco
+import numpy as np
+import pytest
+
+import vecenv
+from vecenv.errors import RenderingFailed
+from vecenv.mujoco import HalfCheetah, MujocoVectorEnv
+
+ROOT = Path(__file__).parents[3]
+SIZE = {"render_mode": "rgb_array", "width": 80, "height": 60}
+
+
+@pytest.fixture
+def opengl(monkeypatch):
+    """Makes Gymnasium render without a display, as vecenv does."""
+    monkeypatch.delenv("DISPLAY", raising=False)
+    found = [name for name, library in (("egl", "EGL"), ("osmesa", "OSMesa")) if ctypes.util.find_library(library)]
+    if not found:
+        pytest.skip("no OpenGL without a display: apt-get install libegl1")
+    monkeypatch.setenv("MUJOCO_GL", found[0])
+    return found[0]
+
+
+SLOW_TASKS = ("Hopper-v5", "Swimmer-v5", "Humanoid-v5")
+
+
+@pytest.mark.parametrize("num_workers", [None, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "env_id", ["HalfCheetah-v5", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_TASKS)]
+)
+def test_every_frame_equals_gymnasiums(opengl, env_id, num_workers):
+    """Renders in workers, because Mesa's OpenGL may crash in a process that has loaded TensorFlow."""
+    theirs = vecenv.AsyncVectorEnv([lambda: gym.make(env_id, **SIZE)] * 3, num_workers=1)
+    with vecenv.make(env_id, 3, num_workers=num_workers, **SIZE) as ours:
+        assert ours.num_workers > 0
+        assert ours.render_mode == "rgb_array"
+        ours.reset(seed=1), theirs.reset(seed=1)
+        theirs.action_space.seed(1)
+        for _ in range(3):
+            for _ in range(8):
+                actions = theirs.action_space.sample()
+                ours.step(actions), theirs.step(actions)
+            frames = ours.render()
+            assert isinstance(frames, tuple) and frames[0].shape == (60, 80, 3) and frames[0].dtype == np.uint8
+            np.testing.assert_array_equal(np.stack(frames), np.stack(theirs.render()))
+            assert np.stack(frames).std() > 5
+    theirs.close()
+
+
+class Painted(HalfCheetah):
+    """The second and later cheetahs are thick and red."""
+
+    def __init__(self, num_envs, **kwargs):
+        super().__init__(num_envs, **kwargs)
+        self.physics.expand("geom_size")[1:] *= 2
+        self.physics.expand("geom_rgba")[1:] = [1, 0, 0, 1]
+
+
+def painted():
+    """Renders without MUJOCO_GL, with models that differ; runs in a separate process."""
+    before = dict(os.environ)
+    envs = Painted(3, reset_noise_scale=0.0, **SIZE)
+    envs.reset(seed=0)
+    first, second, third = envs.render()
+    assert first.shape == (60, 80, 3) and first.std() > 5
+    assert (first != second).mean() > 0.01 and (second == third).all()
+    assert dict(os.environ) == before
+    small = HalfCheetah(1, **SIZE)
+    small.mujoco_renderer.width = 40
+    assert small.render()[0].shape == (60, 40, 3)
+    small.close()
+    envs.close(), envs.close()
+
+
+def test_frames_show_each_envs_model_and_environment_variables_do_not_change(opengl, monkeypatch):
+    monkeypatch.delenv("MUJOCO_GL")
+    code = "from tests.vecenv.mujoco.test_rendering import painted; painted()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+def followed():
+    """Renders a robot at two places on a floor without a pattern; runs in a separate process."""
+    camera = '<camera name="track" mode="trackcom" pos="0 -1 0.5" xyaxes="1 0 0 0 0.5 1"/>'
+    for inside in ("", camera):
+        spec = mujoco.MjSpec.from_string(
+            '<mujoco><worldbody><light directional="true"/><geom type="plane" size="0 0 1"/><body pos="0 0 0.2">'
+            f'<freejoint/><geom size="0.1" rgba="1 0 0 1"/>{inside}</body></worldbody></mujoco>'
+        )
+        envs = Ball(2, xml_file=spec, frame_skip=1, **SIZE)
+        envs.reset(seed=0)
+        envs.data.qpos[1, 0] = 30
+        for _ in range(2):
+            near, far = envs.render()
+            red = (
+                (near[..., 0] > 2 * near[..., 1].astype(int)).mean(),
+                (far[..., 0] > 2 * far[..., 1].astype(int)).mean(),
+            )
+            assert min(red) > 0.01 and abs(red[0] - red[1]) < 0.01
+            envs.step(np.zeros((2, 0)))
+        envs.close()
+
+
+class Ball(MujocoVectorEnv):
+    def observe(self):
+        return self.data.qpos
+
+    def outcome(self, before, actions):
+        return np.zeros(self.num_envs), np.zeros(self.num_envs, bool), {}
+
+
+def test_the_camera_of_a_task_follows_the_robot_by_default(opengl):
+    code = "from tests.vecenv.mujoco.test_rendering import followed; followed()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("variable", [None, "no_such_library"])
+def test_the_error_without_opengl_says_what_to_install(monkeypatch, variable):
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    if variable is None:
+        monkeypatch.setattr("ctypes.util.find_library", lambda name: None)
+    else:
+        monkeypatch.setenv("MUJOCO_GL", variable)
+    envs = HalfCheetah(2, **SIZE)
+    envs.reset(seed=0)
+    with pytest.raises(RenderingFailed, match=r"env 1 cannot be rendered.*apt-get install libegl1.*MUJOCO_GL"):
+        envs.render_env(1)
+    envs.step(np.zeros((2, 6), np.float32))  # the envs can still be stepped
+
+
+def test_the_error_without_a_render_mode_says_what_to_pass():
+    envs = HalfCheetah(2)
+    envs.reset(seed=0)
+    with pytest.raises(ValueError, match="render_mode='rgb_array'"):
+        envs.render()
+    with pytest.raises(ValueError, match="render_mode='rgb_array'"):
+        envs.mujoco_renderer  # noqa: B018
+
+
+def test_options_that_gymnasium_lacks_are_rejected():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'zoom'"):
+        HalfCheetah(2, zoom=3)

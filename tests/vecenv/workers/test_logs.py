@@ -1,0 +1,76 @@
+"""Tests of vecenv/workers/logs.py: what envs log in workers goes where the script sends its own messages."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+LOGGING = """
+import logging, logging.handlers, sys
+import vecenv
+from tests.helpers import CountingEnv
+
+{configuration}
+
+class Logging(CountingEnv):
+    def step(self, action):
+        logging.getLogger("robot").info("moved")
+        logging.getLogger("robot").debug("details")
+        logging.getLogger("chatty").info("chatter")
+        return super().step(action)
+
+with vecenv.AsyncVectorEnv([lambda: Logging(0)], num_workers=1, context={context!r}) as envs:
+    envs.reset()
+    envs.step([0])
+"""
+
+
+CONFIGURATIONS = {
+    "basicConfig": ("logging.basicConfig(level='INFO')", "INFO:robot:moved\n"),
+    "stdout": ("logging.basicConfig(level='DEBUG', stream=sys.stdout, format='%(message)s')", "moved\ndetails\n"),
+    "file": (
+        "logging.basicConfig(level='INFO', handlers=[logging.handlers.RotatingFileHandler(sys.argv[1])])",
+        "INFO:robot:moved\n",
+    ),
+    "file that the script overwrites": (
+        "import atexit\nlogging.basicConfig(level='INFO', filename=sys.argv[1], filemode='w')\n"
+        "atexit.register(logging.warning, 'over')",
+        "INFO:robot:moved\nWARNING:root:over\n",
+    ),
+    "disabled": ("logging.basicConfig(level='DEBUG')\nlogging.disable('INFO')", ""),
+    "named logger": (
+        "robot = logging.getLogger('robot')\nrobot.setLevel('INFO')\nrobot.addHandler(logging.StreamHandler())",
+        "moved\n",
+    ),
+    "own handler and format": (
+        "class Own(logging.Handler):\n    emit = print\nclass Format(logging.Formatter):\n"
+        "    def format(self, record):\n        return 'own ' + record.getMessage()\n"
+        "handler = Own()\nhandler.setFormatter(Format())\nlogging.basicConfig(level='INFO', handlers=[handler])",
+        "own moved\n",
+    ),
+    "level of a handler, and a filter that cannot be pickled": (
+        "import threading\nhandler = logging.StreamHandler()\nhandler.setLevel('INFO')\n"
+        "handler.addFilter(lambda record, lock=threading.Lock(): True)\n"
+        "logging.basicConfig(level='DEBUG', handlers=[handler])",
+        "INFO:robot:moved\n",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("configuration", "logged", "context"),
+    [
+        *(pytest.param(*each, "forkserver", id=name) for name, each in CONFIGURATIONS.items()),
+        pytest.param(*CONFIGURATIONS["basicConfig"], "fork", id="fork"),
+    ],
+)
+def test_messages_that_envs_log_go_where_the_script_sends_its_own(configuration, logged, context, tmp_path):
+    file = tmp_path / "log"
+    configuration += "\nlogging.getLogger('chatty').setLevel('WARNING')"
+    script = LOGGING.format(configuration=configuration, context=context)
+    done = subprocess.run([sys.executable, "-c", script, file], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout + done.stderr + (file.read_text() if file.exists() else "") == logged

@@ -1,0 +1,207 @@
+"""Tests of vecenv/workers/worker.py: what envs may do in a worker, and objects that cannot be pickled."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import vecenv
+from tests.helpers import CountingEnv, counting_fns, process_exists, wait_for_end
+from tests.start_methods import METHODS
+
+
+class UnrulyEnv(CountingEnv):
+    """Prints, forks, starts a thread and a subprocess, and changes the working directory."""
+
+    def __init__(self, index, folder):
+        super().__init__(index)
+        os.chdir(folder)
+        self._busy = threading.Event()
+        threading.Thread(target=self._busy.wait, daemon=True).start()
+        print("constructed", index, flush=True)
+
+    def step(self, action):
+        print("stepped", self.index, flush=True)
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert subprocess.run(["true"]).returncode == 0
+        return super().step(action)
+
+    def where(self):
+        return os.getcwd()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_unruly_envs_step_like_any_other_env(method, tmp_path, capfd):
+    here = os.getcwd()
+    fns = [lambda i=i: UnrulyEnv(i, tmp_path) for i in range(3)]
+    with vecenv.AsyncVectorEnv(fns, num_workers=2, context=method, daemon=False) as envs:
+        envs.reset()
+        for _ in range(5):
+            observations, *_ = envs.step([0] * 3)
+        np.testing.assert_array_equal(observations[:, 0], range(3))
+        assert set(envs.call("where")) == {str(tmp_path)} and os.getcwd() == here
+    if method != "forkserver":  # its workers write to the output that the fork server had at its start
+        assert "stepped 2" in capfd.readouterr().out
+
+
+def answer(pipe):
+    while True:
+        pipe.send(pipe.recv() + 1)
+
+
+class ParallelEnv(CountingEnv):
+    """Asks a process of its own for its rewards, and ends it with SIGTERM."""
+
+    def __init__(self, index):
+        super().__init__(index)
+        self.pipe, theirs = multiprocessing.Pipe()
+        self.process = multiprocessing.Process(target=answer, args=(theirs,))
+        self.process.start()
+
+    def step(self, action):
+        observation, _, *others = super().step(action)
+        self.pipe.send(self.steps)
+        return observation, self.pipe.recv(), *others
+
+    def pid(self):
+        return self.process.pid
+
+    def close(self):
+        self.process.terminate()
+        self.process.join()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("daemon", [True, False])
+def test_envs_may_start_processes_of_multiprocessing_and_terminate_them(method, daemon):
+    """Even if these were forked: they do not ignore SIGTERM as workers do."""
+    fns = [lambda i=i: ParallelEnv(i) for i in range(2)]
+    with vecenv.AsyncVectorEnv(fns, num_workers=1, context=method, daemon=daemon) as envs:
+        envs.reset()
+        assert envs.step([0, 0])[1].tolist() == [2.0, 2.0]
+        pids = envs.call("pid")
+    assert not any(process_exists(pid) for pid in pids)
+
+
+@pytest.mark.usefixtures("by_reference")
+@pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
+def test_envs_may_choose_the_start_method_of_their_processes(method):
+    def squares(env):
+        with multiprocessing.get_context(method).Pool(1) as pool:
+            return pool.map(abs, [-1, 2])
+
+    with vecenv.AsyncVectorEnv(counting_fns(1), num_workers=1) as envs:
+        assert envs.apply(squares) == [[1, 2]]
+
+
+ORPHANS = """
+import os, signal, sys
+import vecenv
+from tests.vecenv.workers.test_worker import ParallelEnv
+
+class Stuck(ParallelEnv):
+    def close(self):
+        pass  # so that multiprocessing waits for the process forever
+
+envs = vecenv.AsyncVectorEnv([lambda: Stuck(0)], num_workers=1, context={context!r})
+print(*envs.call("pid"), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("context", METHODS)
+def test_processes_of_envs_do_not_outlive_a_killed_parent(context):
+    done = subprocess.run([sys.executable, "-c", ORPHANS.format(context=context)], stdout=subprocess.PIPE, timeout=60)
+    wait_for_end([int(done.stdout)])
+
+
+@pytest.mark.parametrize("kind", [EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt])
+@pytest.mark.parametrize("when", ["reset", "step"])
+def test_an_env_that_loses_its_connection_to_a_simulator_raises_its_own_error(kind, when):
+    """The worker does not mistake the env's exception for the loss of its own parent."""
+
+    class Remote(CountingEnv):
+        def reset(self, **kwargs):
+            if when == "reset" and self.index == 1:
+                raise kind("the simulator is gone")
+            return super().reset(**kwargs)
+
+        def step(self, action):
+            if self.index == 1:
+                raise kind("the simulator is gone")
+            return super().step(action)
+
+    error = vecenv.EnvError if kind is KeyboardInterrupt else kind
+    text = r"env 1 in worker 1 raised during .*(?s:.)*the simulator is gone"
+    fns = [lambda i=i: Remote(i) for i in range(2)]
+    with pytest.raises(error, match=text), vecenv.AsyncVectorEnv(fns, num_workers=2) as envs:
+        envs.reset()
+        envs.step([0, 0])
+
+
+class Unpicklable(Exception):
+    """Cannot be pickled, and cannot be rebuilt from its message alone."""
+
+    def __init__(self, reason, code):
+        super().__init__(reason, threading.Lock())
+        self.code = code
+
+    def __reduce__(self):
+        raise RuntimeError("cannot be pickled")
+
+    def __str__(self):
+        return f"code {self.code}"
+
+
+class Raising(CountingEnv):
+    """Env 1 raises `Unpicklable` at its second step."""
+
+    def step(self, action):
+        if self.steps == 1 and self.index == 1:
+            raise Unpicklable("because", code=7)
+        return super().step(action)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_unpicklable_exception_keeps_its_class_and_message(method):
+    fns = [lambda i=i: Raising(i) for i in range(2)]
+    with vecenv.AsyncVectorEnv(fns, num_workers=2, context=method) as envs:
+        envs.reset()
+        envs.step([0, 0])
+        with pytest.raises(Unpicklable, match=r"(?s)env 1 in worker 1 raised during step.*code 7"):
+            envs.step([0, 0])
+
+
+def test_an_unpicklable_result_is_an_error_and_the_envs_remain_usable():
+    with vecenv.AsyncVectorEnv(counting_fns(2)) as envs:
+        envs.reset()
+        with pytest.raises(TypeError, match="pickle"):
+            envs.apply(lambda env: threading.Lock())
+        envs.step([0, 0])
+
+
+def unknown():
+    """Returns an object that can be pickled but not unpickled."""
+
+    class Unknown:
+        def __reduce__(self):
+            return (eval, ("__import__('no_such_module')",))
+
+    return Unknown()
+
+
+def test_an_object_that_cannot_be_unpickled_is_an_error_and_kills_no_worker():
+    with vecenv.AsyncVectorEnv(counting_fns(2)) as envs:
+        envs.reset()
+        with pytest.raises(ModuleNotFoundError, match=r"(?s)raised during apply.*no_such_module"):
+            envs.apply(unknown())
+        envs.step([0, 0])
+        with pytest.raises(vecenv.VecEnvError, match=r"worker [01].*cannot be unpickled: ModuleNotFoundError"):
+            envs.apply(lambda env: unknown())
