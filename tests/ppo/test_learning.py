@@ -1,9 +1,10 @@
-"""Policies of every kind learn a small task, and presets reach what their held-out seeds have reached.
+"""Policies of every kind learn a small task, and the defaults and presets learn larger ones.
 
 `pytest -m slow -rP tests/ppo/test_learning.py` prints every score.
 """
 
 import dataclasses
+import json
 import math
 
 import gymnasium as gym
@@ -122,42 +123,29 @@ class Until(ppo.Callback):
             self.stop("reached")
 
 
-TENTHS = {
-    **dict.fromkeys(("cheetah-1M", "walker-1M", "ant-1M", "humanoid-1M", "reacher-1M"), 10),
-    **dict.fromkeys(("double_pendulum-1M", "paper-pendulum-1M", "paper-cartpole-0.2M", "paper-double_pendulum-1M"), 10),
-    "swimmer-1M": 3,
-    "paper-reacher-5M": 1,
-    "paper-cheetah-10M": 1,
-}
-"""Studies of `benchmarks.learning`, and the tenths of their runs that the test repeats."""
-
-
 @pytest.mark.xla
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", TENTHS)
-def test_a_preset_scores_at_most_a_fifth_less_than_its_worst_held_out_seed(tmp_path, name):
-    """The worst score of all seeds after as many env-steps is in benchmarks/results."""
-    study = learning.STUDIES[name]
-    scores = [run["scores"][TENTHS[name] - 1] for run in learning.read(study, learning.RESULTS)["runs"]]
-    bound = min(scores) - 0.2 * abs(min(scores))
-    config = dataclasses.replace(
-        ppo.preset(study.flags.removeprefix("--config ")), total_steps=study.env_steps, seed=study.seeds[0],
-        eval_episodes=learning.EPISODES, checkpoint_interval=10**9,
-    )  # fmt: skip
-    steps = study.env_steps * TENTHS[name] / 10
-    result = ppo.train(config, callbacks=Until(lambda report: report["env_steps"] >= steps), logdir=tmp_path)
-    score = result.evaluation.returns.mean()
-    print(f"{name} after {result.env_steps:,} env-steps: {score:.1f}, the worst held-out seed {min(scores):.1f}")
+@pytest.mark.parametrize(
+    ("flags", "env_steps", "bound"),
+    [
+        ("--env Pendulum-v1", 300_000, -200),
+        ("--env CartPole-v1", 80_000, 495),
+        ("--env InvertedDoublePendulum-v5", 200_000, 9_000),
+        ("--env HalfCheetah-v5", 1_000_000, 5_000),
+        ("--config paper/cartpole", 200_000, 495),
+        ("--config paper/pendulum", 1_000_000, -200),
+    ],
+)
+def test_the_defaults_and_the_settings_of_2017_learn(tmp_path, flags, env_steps, bound):
+    """Pendulum needs what smaller tasks do not notice.
+
+    Without a bootstrap at its time limit, it scores -930, and with statistics of the last rollout only, -1,130.
+    """
+    words = ["--total-steps", str(env_steps), "--seed", "1", "--checkpoint-interval", str(10**9)]
+    run = train(*flags.split(), *words, "--eval-episodes", str(learning.EPISODES), logdir=tmp_path)
+    score = json.loads((run.path / "evaluation.json").read_text())["return_mean"]
+    print(f"{flags}: {score:.1f}")
     assert score >= bound
-
-
-@pytest.mark.xla
-@pytest.mark.slow
-def test_pendulum_reaches_minus_200(tmp_path):
-    """In an earlier version, the mean score was -173 (docs/results.md)."""
-    result = ppo.train(ppo.preset("pendulum"), logdir=tmp_path)
-    assert result.evaluation.returns.mean() >= -200
 
 
 @pytest.mark.xla
