@@ -147,3 +147,11 @@ def test_the_tests_of_a_module_are_in_the_file_of_its_path(package):
         folder, name = file.parent.relative_to(ROOT / "tests"), file.stem.removeprefix("test_")
         modules = [ROOT / folder / f"{name}.py", ROOT / folder / f"__{name}__.py"]
         assert name in ACROSS.get(folder.as_posix(), ()) or any(module.exists() for module in modules), file
+
+
+def test_only_the_tests_of_ingraph_import_tensorflow():
+    """So `pytest -m engine` runs without it."""
+    for file in sorted((ROOT / "tests" / "vecenv").rglob("*.py")):
+        if "ingraph" not in file.parts:
+            packages = ("tensorflow", "ppo", "tests.ppo", "vecenv.ingraph")
+            assert not any(f"{name}.".startswith(f"{each}.") for name in imported(file) for each in packages), file

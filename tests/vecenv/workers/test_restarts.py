@@ -184,6 +184,44 @@ def test_rows_in_flight_between_send_and_recv_are_cut_and_no_other_row_is_lost()
         envs.recv()
 
 
+class UnsentEnv(CountingEnv):
+    """Its first step ends the episode, and its process when that reports the step, unless the file `gone` exists."""
+
+    def __init__(self, gone):
+        super().__init__(0, 1)
+        self._gone = gone
+
+    def step(self, action):
+        *others, info = super().step(action)
+        return *others, info if self._gone.exists() else {"steps": Bomb(self._gone)}
+
+
+class Bomb:
+    """Ends the process that pickles it."""
+
+    def __init__(self, gone):
+        self._gone = gone
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def __reduce__(self):
+        self._gone.touch()
+        os._exit(3)
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_a_step_that_a_worker_has_written_but_not_reported_does_not_end_the_episode(mode, tmp_path):
+    fns = [lambda: UnsentEnv(tmp_path / "gone")]
+    with vecenv.AsyncVectorEnv(fns, on_worker_death="restart", autoreset_mode=mode) as envs:
+        envs.reset()
+        envs.send([0])
+        batch = envs.recv()
+        assert (tmp_path / "gone").exists()
+        assert (batch.rewards[0], batch.terminated[0], batch.truncated[0]) == (0, False, True)
+        assert batch.infos["worker_restarted"][0] and envs.episode_lengths[0] == 0
+
+
 def test_infos_continue_after_a_restart():
     with restarting() as envs:
         envs.reset()
