@@ -63,7 +63,8 @@ def _train(connection: Connection, folder: Path, settings: dict[str, Any]) -> No
     import ppo
 
     never = 10**9
-    config = ppo.Config(total_steps=never, report_interval=never, checkpoint_interval=never, **settings)
+    intervals = {"total_steps": never, "report_interval": never, "checkpoint_interval": never}
+    config = ppo.Config(normalize_advantages=True, **intervals, **settings)  # the rivals normalize them, too
     load_tensorflow()
 
     class OnRequest(ppo.Callback):
