@@ -13,7 +13,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from types import CodeType, FunctionType
 
 import cloudpickle
 import pytest
@@ -43,8 +42,8 @@ TESTS = Path(__file__).parent
 MARKS = {"vecenv/ingraph": "train", "vecenv": "engine", "ppo": "train", "test_examples.py": "train", "": "tooling"}
 """The mark of the tests below each path. The first path that fits decides."""
 
-PROCESSES = {"subprocess", "fork", "kill", "killpg", "terminate", "Pool", "Process", "stop_process", "raise_signal"}
-"""The names in a test's code, or in what it uses of its own file, that show that it deals with processes."""
+PROCESSES = ("vecenv/workers", "ppo/run/test_signals.py", "ppo/cli")
+"""The paths of tests of processes: of workers, signals and commands. They have the mark `process`, too."""
 
 
 def pytest_configure(config):
@@ -64,31 +63,17 @@ def pytest_ignore_collect(collection_path, config):
 
 
 def pytest_collection_modifyitems(items):
-    """Gives each test the mark of its path, and `process` if its code names one of `PROCESSES`."""
+    """Gives each test the marks of its path."""
     for item in items:
         if item.path.is_relative_to(TESTS):  # the tests of another folder may be collected, too
             item.add_marker(_mark_of(item.path))
-            if _names_in(item.function) & PROCESSES:
+            if any(item.path.is_relative_to(TESTS / path) for path in PROCESSES):
                 item.add_marker("process")
 
 
 def _mark_of(path: Path) -> str:
     within = path.relative_to(TESTS)
     return next(mark for prefix, mark in MARKS.items() if within.is_relative_to(prefix))
-
-
-def _names_in(function: FunctionType, known: frozenset[FunctionType] = frozenset()) -> set[str]:
-    """Returns the names in the code of a function and in the functions and classes of its module that it uses."""
-    names = _names_of(function.__code__)
-    for used in [function.__globals__.get(name) for name in names]:
-        for each in vars(used).values() if isinstance(used, type) else [used]:
-            if isinstance(each, FunctionType) and each.__module__ == function.__module__ and each not in known:
-                names |= _names_in(each, known | {function, each})
-    return names
-
-
-def _names_of(code: CodeType) -> set[str]:
-    return {*code.co_names}.union(*(_names_of(each) for each in code.co_consts if isinstance(each, CodeType)))
 
 
 # By default, the garbage collector would scan the thousands of objects of each graph again and again.
