@@ -607,3 +607,52 @@ def test_a_hanging_constructor_times_out_and_the_error_names_the_worker_and_the_
         match=r"construction.*after 3 second.*no answer from worker 1 \(envs 2:4\).*start_timeout_s",
     ):  # the other worker must start in time, even on a busy machine
         vecenv.AsyncVectorEnv(fns, num_workers=2, start_timeout_s=3)
+
+
+class Wandering(SampledEnv):
+    """Has episodes of 1 to 500 steps, and infos with new keys, arrays and text."""
+
+    def __init__(self):
+        super().__init__(spaces.Dict(a=spaces.Box(-1, 1, (50,)), b=spaces.Text(8)), spaces.Discrete(3))
+
+    def reset(self, *, seed=None, options=None):
+        observation, info = super().reset(seed=seed, options=options)
+        self._left = int(self.np_random.integers(1, 501))
+        return observation, info
+
+    def step(self, action):
+        observation, reward, _, _, info = super().step(action)
+        self._left -= 1
+        if self._left % 50 == 0:
+            info |= {f"key {self._left}": np.arange(5), "text": "x" * self._left}
+        return observation, reward, self._left == 0, False, info
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_million_steps_with_episodes_of_all_lengths_leave_memory_descriptors_and_mappings_as_they_are():
+    with vecenv.AsyncVectorEnv([Wandering] * 64, num_workers=2) as envs:
+        pids = [os.getpid(), *(child.pid for child in multiprocessing.active_children())]
+        assert len(pids) == 3
+
+        def sizes():
+            """Returns the resident MiB, the descriptors and the mappings of each process."""
+            gc.collect()
+            found = []
+            for pid in pids:
+                with open(f"/proc/{pid}/statm") as statm, open(f"/proc/{pid}/maps") as maps:
+                    pages, mappings = int(statm.read().split()[1]), len(maps.readlines())
+                found.append((pages * os.sysconf("SC_PAGE_SIZE") / 2**20, len(os.listdir(f"/proc/{pid}/fd")), mappings))
+            return np.array(found)
+
+        envs.reset(seed=0)
+        envs.action_space.seed(0)
+        samples = []
+        for step in range(16_000):
+            envs.step(envs.action_space.sample())
+            if step % 4000 == 3999:
+                samples.append(sizes())
+        growth = samples[-1] - samples[0]  # over 768,000 env-steps, after 256,000
+        print(growth)
+        assert (growth[:, 0] < 2).all() and (growth[:, 1] == 0).all() and (growth[:, 2] <= 4).all(), growth
