@@ -429,7 +429,7 @@ class Stops(ppo.Callback):
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_mask_that_is_in_infos_but_not_read_is_a_warning(tmp_path, num_workers):
-    config = Config(env="Taxi-v4", num_envs=2, num_workers=num_workers, num_steps=32)
+    config = Config(env="Taxi-v4", num_envs=2, num_workers=num_workers, num_steps=32, minibatch_size=64)
     masked = dataclasses.replace(config, info_masks=True)
     cartpole = dataclasses.replace(config, env="CartPole-v1")
     unmasked = functools.partial(SampledEnv, gym.spaces.Discrete(500), gym.spaces.Discrete(6))

@@ -136,7 +136,7 @@ def test_a_process_that_has_compiled_too_many_updates_gets_an_error_before_xla_c
     limit = tmp_path / "max_map_count"
     monkeypatch.setattr(footprint, "MAX_MAP_COUNT", limit)
     mappings = len(Path("/proc/self/maps").read_text().splitlines())
-    config = ppo.Config(env="CartPole-v1", num_envs=2, num_workers=0)
+    config = ppo.Config(env="CartPole-v1", num_envs=2, num_workers=0, minibatch_size=64)
     limit.write_text(str(mappings + 1_000))
     with pytest.raises(ppo.ConfigError, match=r"Start each run in its own process, raise vm\.max_map_count"):
         ppo.train(config, logdir=tmp_path / "runs")
