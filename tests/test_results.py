@@ -252,17 +252,17 @@ def test_a_failed_run_ends_the_command_and_keeps_its_folder_and_the_finished_run
 
 @needs_affinity
 def test_sigterm_ends_the_runs_too(tmp_path):
-    words = ["--only", "cheetah-1M", "--seeds", "1", "--jobs", "1", "--results", str(tmp_path / "results")]
+    words = ["--only", "Swimmer-v5-1M", "--seeds", "1", "--jobs", "1", "--results", str(tmp_path / "results")]
     command = [sys.executable, "-m", "benchmarks.learning", *words]
     options = {"cwd": DOCS.parent, "env": {**os.environ, "TMPDIR": str(tmp_path)}, "text": True}
     with subprocess.Popen(command, stderr=subprocess.PIPE, **options) as process:
         try:
-            assert process.stderr.readline() == "cheetah-1M 100: training\n"
-            assert len(list(tmp_path.glob("cheetah-1M-100-*"))) == 1
+            assert process.stderr.readline() == "Swimmer-v5-1M 200: training\n"
+            assert len(list(tmp_path.glob("Swimmer-v5-1M-200-*"))) == 1
         finally:
             process.terminate()
     assert process.returncode == 128 + signal.SIGTERM
-    assert not list(tmp_path.glob("cheetah-1M-100-*"))  # removed after the run has ended
+    assert not list(tmp_path.glob("Swimmer-v5-1M-200-*"))  # removed after the run has ended
 
 
 def test_runs_with_different_settings_are_not_mixed(tmp_path):
