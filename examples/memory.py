@@ -1,7 +1,7 @@
 r"""CartPole without velocities: only a policy with memory can balance it.
 
 Train it:  python -m ppo train --env examples.memory:HiddenVelocity-v0 --recurrent gru --total-steps 300000 \
-               --num-steps 64 --minibatch-size 512 --learning-rate 1e-3 --no-normalize-advantages --logdir runs
+               --num-steps 64 --minibatch-size 512 --learning-rate 1e-3 --logdir runs
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def test_the_crawler_can_be_trained(tmp_path, words):
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_balancing_without_velocities_requires_memory(tmp_path):
-    words = ["--num-steps", "64", "--minibatch-size", "512", "--learning-rate", "1e-3", "--no-normalize-advantages"]
+    words = ["--num-steps", "64", "--minibatch-size", "512", "--learning-rate", "1e-3"]
     scores = {}
     for recurrent in ("gru", "none"):
         done = train(tmp_path, "--total-steps", "300000", *words, "--recurrent", recurrent, env=MEMORY, timeout=700)

@@ -436,7 +436,9 @@ def test_the_deviation_of_continuous_actions_is_a_metric(tmp_path):
     path = ppo.train(config, logdir=tmp_path).path
     found = [row["action_std"] for row in reports(path)]
     policy, state = ppo.load_policy(path), np.zeros(3, np.float32)
-    highest = np.exp(policy.log_prob(state, policy(state)))  # the density of the most likely action; half the range is 2
+    highest = np.exp(
+        policy.log_prob(state, policy(state))
+    )  # the density of the most likely action; half the range is 2
     assert found[-1] == pytest.approx(1 / (2 * highest * np.sqrt(2 * np.pi)), rel=1e-4) and found[0] != found[-1]
     config = dataclasses.replace(config, total_steps=128, initial_log_std=0.5, min_log_std=0.5)
     floor = ppo.train(config, logdir=tmp_path / "floor").path
