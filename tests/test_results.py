@@ -268,7 +268,7 @@ def test_sigterm_ends_the_runs_too(tmp_path):
 def test_runs_with_different_settings_are_not_mixed(tmp_path):
     learning.add(study(), a_run(100, [1.0] * 10), tmp_path)
     with pytest.raises(SystemExit, match="holds runs with different flags and settings"):
-        learning.add(study(flags="--config reacher"), a_run(101, [1.0] * 10), tmp_path)
+        learning.add(study(flags="--config walker"), a_run(101, [1.0] * 10), tmp_path)
 
 
 def test_runs_with_other_defaults_are_not_mixed(tmp_path):

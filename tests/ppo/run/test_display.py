@@ -185,7 +185,7 @@ def test_a_stream_that_was_closed_from_python_is_no_error(capsys):
 def help_text():
     """Returns the output of `ppo train --help` with the settings of a preset, in a terminal of 80 columns."""
     done = subprocess.run(
-        [sys.executable, "-m", "ppo", "train", "--config", "reacher", "--help"],
+        [sys.executable, "-m", "ppo", "train", "--config", "walker", "--help"],
         capture_output=True, text=True, timeout=60, env={"COLUMNS": "80"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -199,7 +199,7 @@ def test_the_help_lists_every_setting_with_its_text_and_its_range(help_text):
         assert f"--{name.replace('_', '-')}" in help_text
         assert f"{setting.group} options" in help_text
     assert "[above 0] (default: 0.08)" in shown and "[0 to 2147483647]" in shown
-    assert "(default: Reacher-v5)" in shown  # the preset's
+    assert "(default: Walker2d-v5)" in shown  # the preset's
 
 
 def test_the_help_fits_in_three_screens(help_text):
