@@ -109,7 +109,7 @@ def train(
     from ppo.envs import naming
     from ppo.run.folder import Run
     from ppo.run.modules import check_places, modules_of
-    from ppo.startup import load_tensorflow
+    from ppo.runtime.startup import load_tensorflow
 
     config = naming(config, envs, name)
     check_places(modules_of(config, env=envs is None), Path(logdir))  # no command could load the run
@@ -166,7 +166,7 @@ def resume(
 
     from ppo.run.folder import Run
     from ppo.run.modules import config_to_load
-    from ppo.startup import load_tensorflow
+    from ppo.runtime.startup import load_tensorflow
 
     run = Run.open(run, trust_modules=trust_modules)
     if total_steps is not None:
@@ -222,5 +222,5 @@ if not TYPE_CHECKING:  # a type checker must report unknown names
         if name not in _MODULES:
             raise AttributeError(f"module 'ppo' has no attribute {name!r}")
         if _MODULES[name].startswith(("ppo.policies.", "ppo.results.")):
-            importlib.import_module("ppo.startup").load_tensorflow()
+            importlib.import_module("ppo.runtime.startup").load_tensorflow()
         return getattr(importlib.import_module(_MODULES[name]), name)

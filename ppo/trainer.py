@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import closing
 from typing import Any
 
-from ppo import compilation_cache
 from ppo.algorithm.collector import Collector, Rollouts
 from ppo.algorithm.teams import Team, Teams
 from ppo.callbacks import Callbacks
@@ -25,6 +24,7 @@ from ppo.run.resume import Saver
 from ppo.run.scores import Evaluation, Result
 from ppo.run.signals import Stop, stop_on_signal
 from ppo.run.status import Collecting, Status, Tally
+from ppo.runtime import compilation_cache
 
 
 def run_training(

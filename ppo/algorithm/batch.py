@@ -11,11 +11,11 @@ from ppo.algorithm import losses
 from ppo.algorithm.collector import Collected
 from ppo.algorithm.rewards import RewardNormalizer
 from ppo.config import Config
-from ppo.graphs import repeat
 from ppo.model.agent import Agent
 from ppo.model.normalize import Statistics
 from ppo.model.observations import MASK, Inputs
 from ppo.model.recurrent import Sequences, flat
+from ppo.runtime.graphs import repeat
 from ppo.seeds import shuffling_rng
 from vecenv.ingraph import Rollout
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from ppo.graphs import straight_through
+from ppo.runtime.graphs import straight_through
 
 EPSILON = 1e-8
 """Added to divisors that may be 0: the deviation of advantages, and the variance of value targets."""

@@ -22,7 +22,7 @@ import gymnasium as gym
 import numpy as np
 
 import vecenv
-from ppo.startup import load_tensorflow
+from ppo.runtime.startup import load_tensorflow
 from ppo.versions import versions
 
 if TYPE_CHECKING:

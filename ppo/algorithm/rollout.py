@@ -12,8 +12,8 @@ import vecenv
 from ppo.algorithm.collector import Collected, EnvState, Rollouts, Spaces
 from ppo.algorithm.views import GroupView, View
 from ppo.config import Config
-from ppo.graphs import graph_function, in_order, repeat
 from ppo.model.agent import HOST, Agent, Predictions
+from ppo.runtime.graphs import graph_function, in_order, repeat
 from ppo.seeds import env_seeds, sampling_seed
 from vecenv.ingraph import InGraphVectorEnv
 

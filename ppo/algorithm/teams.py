@@ -11,9 +11,9 @@ import tensorflow as tf
 from ppo.algorithm.collector import Collected, Spaces
 from ppo.algorithm.update import Learner
 from ppo.config import Config
-from ppo.graphs import graph_function
 from ppo.model.agent import Agent
 from ppo.model.checks import check_losses
+from ppo.runtime.graphs import graph_function
 
 
 @dataclass(frozen=True)

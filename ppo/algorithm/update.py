@@ -24,11 +24,11 @@ from ppo.algorithm.optimizer import Adam
 from ppo.algorithm.rewards import RewardNormalizer
 from ppo.algorithm.schedules import adapted_base_rate, adapted_penalty, effective_rate, learning_rate_at
 from ppo.config import Config
-from ppo.graphs import graph_function, repeat
 from ppo.model.agent import Agent, Hidden
 from ppo.model.normalize import statistics_of
 from ppo.model.observations import Inputs
 from ppo.model.recurrent import Sequences, flat
+from ppo.runtime.graphs import graph_function, repeat
 
 compiles_updates = True
 """Whether XLA compiles updates where it can. Tests that are not about updates set this to False to save time."""

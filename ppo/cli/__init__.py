@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 from gymnasium.error import Error as GymnasiumError
 
-from ppo import startup
 from ppo.config import ConfigError
 from ppo.errors import RunError
 from ppo.run.display import Display, Output, console_on
 from ppo.run.folder import Run
 from ppo.run.signals import exit_on_second_signal, on_first_signal
 from ppo.run.status import Status, Tally
+from ppo.runtime import startup
 
 if TYPE_CHECKING:
     from ppo.policies.evaluation import Players

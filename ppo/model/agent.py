@@ -12,13 +12,13 @@ import numpy as np
 import tensorflow as tf
 
 from ppo.config import Config, ConfigError
-from ppo.graphs import graph_function, in_order, straight_through
 from ppo.model import distributions
 from ppo.model.checks import check_mask
 from ppo.model.custom import CustomNetwork
 from ppo.model.networks import CNN, MLP, cnn_for
 from ppo.model.observations import MASK, Inputs, Observations
 from ppo.model.recurrent import CORES, Core, Sequences, flat, scan
+from ppo.runtime.graphs import graph_function, in_order, straight_through
 from ppo.seeds import network_seed
 from vecenv.tree import Path, nest, pick
 

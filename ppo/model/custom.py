@@ -10,8 +10,8 @@ from typing import Any
 import tensorflow as tf
 
 from ppo.config import ConfigError
-from ppo.graphs import graph_function
 from ppo.model.observations import Inputs, Observations
+from ppo.runtime.graphs import graph_function
 
 _OUTPUTS, _VALUES = "(outputs)", "(values)"  # names of what the network returns; no leaf has these names
 

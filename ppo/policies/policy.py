@@ -12,7 +12,6 @@ import numpy as np
 import tensorflow as tf
 from gymnasium.vector.utils import batch_space
 
-from ppo.graphs import graph_function
 from ppo.model.agent import HOST, Agent, batch_specs
 from ppo.model.normalize import RunningMoments
 from ppo.model.observations import invalid
@@ -20,7 +19,8 @@ from ppo.run.checkpoint import LATEST, Checkpoints, check_actions, name_of, only
 from ppo.run.folder import Run
 from ppo.run.modules import config_to_load
 from ppo.run.wrappers import named_wrappers
-from ppo.startup import call_with_tensorflow
+from ppo.runtime.graphs import graph_function
+from ppo.runtime.startup import call_with_tensorflow
 from vecenv.tree import can_hold, leaves, nest, pick
 from vecenv.tree import name_of as name_of_leaf
 

@@ -21,12 +21,12 @@ import tensorflow as tf
 from gymnasium import spaces
 
 from ppo.errors import RunError
-from ppo.graphs import graph_function
 from ppo.model.agent import Agent
 from ppo.policies.policy import Policy, load_agent
 from ppo.run.checkpoint import LATEST
 from ppo.run.folder import Run, is_pattern, part_of, readable, space_to_json
 from ppo.run.wrappers import Affine, Wrapper, affine_maps, wrappers_of
+from ppo.runtime.graphs import graph_function
 from vecenv.tree import leaves, nest, pick
 
 Format = Literal["savedmodel", "tflite", "onnx"]

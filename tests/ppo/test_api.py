@@ -549,7 +549,7 @@ def test_importing_ppo_does_not_load_tensorflow_and_provides_every_public_name()
 
 def test_tensorflow_is_imported_without_keras_which_networks_can_still_use():
     code = (
-        "import sys; from ppo.startup import load_tensorflow; load_tensorflow(); import ppo.trainer\n"
+        "import sys; from ppo.runtime.startup import load_tensorflow; load_tensorflow(); import ppo.trainer\n"
         "assert 'keras' not in sys.modules\n"
         "import tensorflow as tf; tf.keras.Sequential([tf.keras.layers.Dense(3)])(tf.zeros([2, 2]))\n"
         "tf.keras.optimizers.Adam()"

@@ -37,8 +37,8 @@ LAYERS = {
 }
 
 PPO_LAYERS = (
-    "errors", "config", "model", "algorithm", "envs", "cluster", "run", "collectors", "policies", "results", "trainer",
-    "cli",
+    "errors", "runtime", "config", "model", "algorithm", "envs", "cluster", "run", "collectors", "policies", "results",
+    "trainer", "cli",
 )  # fmt: skip
 """Layers of ppo that import only layers to their left, even for type annotations."""
 

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import vecenv
-from ppo import compilation_cache
+from ppo.runtime import compilation_cache
 
 
 def load_tensorflow() -> None:

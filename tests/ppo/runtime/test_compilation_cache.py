@@ -9,12 +9,12 @@ import sys
 import pytest
 import tensorflow as tf
 
-from ppo import compilation_cache as cache
+from ppo.runtime import compilation_cache as cache
 
 CONTENT = b"compiled" * 1000
 
 COMPILE = """
-from ppo import compilation_cache, startup
+from ppo.runtime import compilation_cache, startup
 startup.load_tensorflow()
 import tensorflow as tf
 loaded = len(compilation_cache._stored)
