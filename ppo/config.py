@@ -62,6 +62,7 @@ class Setting:
         range: The valid numbers, or the valid entries of a tuple. None if the setting is not numeric.
         help: What the setting does, in one or two short sentences.
         resumable: Whether a resumed run may change it.
+        derived: Whether the constructor computes it from other settings if it is not given.
     """
 
     group: str
@@ -69,6 +70,13 @@ class Setting:
     _: KW_ONLY
     help: str
     resumable: bool = False
+    derived: bool = False
+
+
+_DERIVED: Any = None
+"""The default of a derived setting, which is never None after construction."""
+
+_SAMPLES_PER_UPDATE, _SAMPLES_PER_STEP = 2048, 128  # of a batch and a minibatch, unless the settings say otherwise
 
 
 @dataclass(frozen=True)
@@ -85,7 +93,9 @@ class Config:
         "Worker processes. None: one per core, or 0 (this process) for MuJoCo in C++.")] = None
     backend: Annotated[Literal["auto", "python"], Setting("task", resumable=True, help=
         '"auto": MuJoCo tasks in C++ and registered vector envs; "python": neither.')] = "auto"
-    num_steps: Annotated[int, Setting("task", AT_LEAST_1, help="Steps of each env per update (T).")] = 32
+    num_steps: Annotated[int, Setting("task", AT_LEAST_1, derived=True, help=
+        "Steps of each env per update (T). By default, 32, or with fewer than 64 envs the largest power of two with "
+        "N * T up to 2,048, unless the policy is recurrent.")] = _DERIVED
     env_kwargs: Annotated[Mapping[str, Any], Setting("task", help=
         "Arguments of the env.")] = Kwargs()
     wrappers: Annotated[tuple[str, ...], Setting("task", help=
@@ -113,8 +123,8 @@ class Config:
         "End the run, or restart the worker and truncate its episodes.")] = "raise"
 
     epochs: Annotated[int, Setting("optimization", AT_LEAST_1, help="Passes over a batch.")] = 5
-    minibatch_size: Annotated[int, Setting("optimization", AT_LEAST_1, help=
-        "Size of a minibatch; divides N * T.")] = 128
+    minibatch_size: Annotated[int, Setting("optimization", AT_LEAST_1, derived=True, help=
+        "Size of a minibatch; divides N * T. By default, the largest possible size up to 128.")] = _DERIVED
     learning_rate: Annotated[float, Setting("optimization", POSITIVE, help="Initial learning rate.")] = 4e-4
     lr_schedule: Annotated[Literal["linear", "constant", "kl_adaptive"], Setting("optimization", help=
         "Decay to 0, stay constant, or adapt to kl_target.")] = "linear"
@@ -178,7 +188,8 @@ class Config:
 
     def __post_init__(self) -> None:
         for name, hint in TYPES.items():
-            object.__setattr__(self, name, _typed(name, getattr(self, name), hint))
+            if getattr(self, name) is not None or not SETTINGS[name].derived:
+                object.__setattr__(self, name, _typed(name, getattr(self, name), hint))
         for name, setting in SETTINGS.items():
             if setting.range is not None:
                 self._check_range(name, setting.range, ", or None" if accepts_none(name) else "")
@@ -187,6 +198,7 @@ class Config:
                 raise ConfigError(
                     f"{name}={getattr(self, name)!r} is unknown: it must be {', '.join(words[:-1])} or {words[-1]}"
                 )
+        self._derive()
         self._check_env()
         if "" in self.info_metrics or len(set(self.info_metrics)) < len(self.info_metrics):
             raise ConfigError(f"info_metrics={self.info_metrics!r} has an empty or a repeated key: remove it")
@@ -220,6 +232,18 @@ class Config:
             )
         if self.recurrent != "none":
             self._check_recurrent()
+
+    def _derive(self) -> None:
+        """Sets the derived settings that were not given."""
+        if self.num_steps is _DERIVED:
+            # The minibatches of a recurrent policy hold whole sequences, so these stay short.
+            steps = 2 ** int(math.log2(_SAMPLES_PER_UPDATE / self.num_envs)) if self.recurrent == "none" else 0
+            object.__setattr__(self, "num_steps", max(32, steps))
+        if self.minibatch_size is _DERIVED:
+            # Samples that stay together, and the number of such sequences.
+            length, count = (1, self.batch_size) if self.recurrent == "none" else (self.num_steps, self.num_envs)
+            most = max(1, _SAMPLES_PER_STEP // length)
+            object.__setattr__(self, "minibatch_size", length * max(n for n in range(1, most + 1) if count % n == 0))
 
     def _check_range(self, name: str, legal: Range, or_else: str = "") -> None:
         value = getattr(self, name)

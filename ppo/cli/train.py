@@ -80,18 +80,19 @@ def parse(argv: Sequence[str]) -> tuple[Arguments, Config]:
     # The defaults of the settings depend on these flags, so they are parsed first.
     known, _ = tyro.cli(Arguments, args=list(argv), prog="ppo train", add_help=False, return_unknown_args=True)
     if known.resume is None:
-        return _parse(argv, Config() if known.config is None else preset(known.config))
+        defaults = {name: getattr(Config, name) for name in SETTINGS}
+        return _parse(argv, defaults if known.config is None else vars(preset(known.config)))
     run = Run.open(known.resume, known.logdir, trust_modules=known.trust_modules)
     if known.config is not None:
         raise ConfigError("--config cannot be combined with --resume: a resumed run keeps its own settings")
-    arguments, config = _parse(argv, config_to_load(run))
+    arguments, config = _parse(argv, vars(config_to_load(run)))
     if arguments.init_from is not None:
         raise ConfigError("--init-from cannot be combined with --resume: a resumed run keeps its own networks")
     run.check_resumable(config)
     return arguments, config
 
 
-def _parse(argv: Sequence[str], base: Config) -> tuple[Arguments, Config]:
+def _parse(argv: Sequence[str], base: Mapping[str, Any]) -> tuple[Arguments, Config]:
     groups = grouped(base)
     fields: list[tuple[str, Any, Any]] = [("command", Annotated[Arguments, tyro.conf.arg(name="")], Arguments())]
     fields += [(type(group).__name__, type(group), group) for group in groups]
@@ -106,20 +107,22 @@ def _parse(argv: Sequence[str], base: Config) -> tuple[Arguments, Config]:
     return parsed.command, settings_of([getattr(parsed, type(group).__name__) for group in groups])
 
 
-def grouped(config: Config) -> list[Any]:
+def grouped(values: Mapping[str, Any]) -> list[Any]:
     """Returns the settings as one dataclass instance per help group, for tyro. `settings_of` is the inverse."""
     groups = []
     for group, names in itertools.groupby(SETTINGS, key=lambda name: SETTINGS[name].group):
         fields: list[tuple[str, Any, Any]] = []
         for name in names:
-            flag = tyro.conf.arg(help=described(name), metavar=METAVARS.get(TYPES[name]), help_behavior_hint=_hint)
-            fields.append((name, Annotated[_flag_type(name), flag], getattr(config, name)))
+            flag = tyro.conf.arg(help=described(name), metavar=METAVARS.get(_flag_type(name)), help_behavior_hint=_hint)
+            fields.append((name, Annotated[_flag_type(name), flag], values[name]))
         groups.append(dataclasses.make_dataclass(group, fields, frozen=True, namespace={"__doc__": ""})())
     return groups
 
 
 def _flag_type(name: str) -> Any:
     """Returns the type of a setting for tyro, whose own syntax for a mapping is not KEY=VALUE."""
+    if SETTINGS[name].derived:
+        return TYPES[name] | None
     if typing.get_origin(TYPES[name]) is not Mapping:
         return TYPES[name]
     words: PrimitiveConstructorSpec[Kwargs] = PrimitiveConstructorSpec(

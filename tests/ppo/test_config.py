@@ -55,6 +55,37 @@ def test_the_error_for_an_invalid_setting_names_a_valid_value(settings, message)
         Config(**settings)
 
 
+@pytest.mark.parametrize(
+    ("settings", "num_steps", "minibatch_size"),
+    [
+        ({}, 32, 128),
+        ({"num_envs": 256}, 32, 128),
+        ({"num_envs": 65}, 32, 104),
+        ({"num_envs": 37}, 32, 74),
+        ({"num_envs": 6}, 256, 128),
+        ({"num_envs": 1}, 2048, 128),
+        ({"num_envs": 8, "num_steps": 100}, 100, 100),
+        ({"num_envs": 8, "minibatch_size": 64}, 256, 64),
+        ({"num_envs": 8, "recurrent": "gru"}, 32, 128),
+        ({"num_envs": 6, "recurrent": "gru"}, 32, 96),
+        ({"num_envs": 7, "recurrent": "gru", "num_steps": 200}, 200, 200),
+    ],
+)
+def test_few_envs_fill_a_batch_with_more_steps_and_minibatches_divide_it(settings, num_steps, minibatch_size):
+    config = Config(**settings)
+    assert (config.num_steps, config.minibatch_size) == (num_steps, minibatch_size)
+    assert Config.from_json(json.loads(json.dumps(dataclasses.asdict(config)))) == config
+
+
+@pytest.mark.parametrize("recurrent", ["none", "lstm"])
+@pytest.mark.parametrize("num_envs", [*range(1, 130), 1000, 4097])
+def test_every_number_of_envs_has_valid_defaults(num_envs, recurrent):
+    config = Config(num_envs=num_envs, recurrent=recurrent)
+    assert config.num_steps >= 32
+    assert config.minibatch_size <= 128
+    assert num_envs > 64 or recurrent != "none" or 1024 < config.batch_size <= 2048
+
+
 def test_a_config_survives_json():
     config = Config(policy_layers=(32,), num_workers=None, learning_rate=1 / 3)
     assert Config.from_json(json.loads(json.dumps(dataclasses.asdict(config)))) == config
