@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib.util
 from pathlib import Path
 
 import gymnasium as gym
@@ -183,6 +184,11 @@ def parts_of_group(config, make, name, **options):
         return rollouts.collected[number], rollouts.arrays[number]
 
     return vector, teams[number], collect
+
+
+def update_eagerly(config, learner, collected, *, rate=1e-3):
+    """Runs one update without tracing it, which would take longer, and returns its metrics."""
+    return learner.update_in_graph.python_function(collected, tf.constant(rate), tf.constant(shuffled(config, 0)))
 
 
 class SlowAgent:
@@ -373,7 +379,7 @@ def both(*values):
     ("settings", "make"),
     [
         slow({"recompute_advantages": False}, None),
-        *both({"objective": "kl_penalty", "kl_target": 1e-3, "min_log_std": -0.7, "epochs": 2}, None),
+        *both({"objective": "kl_penalty", "kl_target": 1e-3, "kl_limit": 1e-3, "min_log_std": -0.7, "epochs": 2}, None),
         slow({"objective": "kl_penalty", "kl_target": 1.0, "entropy_coef": 0.1}, None),
         slow({"min_log_std": -0.7, "normalize_advantages": True}, None),
         slow({"kl_limit": 1e-3}, None),
@@ -386,6 +392,7 @@ def both(*values):
                 "network": "tests.ppo.model.test_custom:keras_network",
                 "minibatch_size": 20,
                 "normalize_advantages": True,
+                "recompute_advantages": False,
             },
             None,
         ),
@@ -537,7 +544,7 @@ def test_gradients_of_the_policy_and_the_value_function_are_clipped_separately(s
         config = dataclasses.replace(CONFIG, value_coef=value_coef, max_grad_norm=1e-3, adam_epsilon=1.0, **settings)
         _, envs, agent, learner, collector = parts(config)
         envs.reset(seed=0)
-        learner.update(*collector.collect(0, 0).collected, 0)
+        update_eagerly(config, learner, *collector.collect(0, 0).collected)
         found.append([variable.numpy() for variable in agent.learned_groups[0]])
         assert learner.optimizers[0].learned[-1] is agent.log_std
     for one, other in zip(*found, strict=True):
@@ -579,6 +586,14 @@ def test_xla_compiles_the_whole_update_or_the_parts_of_two_chains_but_neither_im
     assert made == [True] * parts_compiled + [False, whole_compiled]  # `observe` and the whole update come last
 
 
+def test_updates_are_compiled_by_default():
+    """In a fresh copy of the module, because `tests/conftest.py` sets the flag."""
+    spec = importlib.util.find_spec("ppo.algorithm.update")
+    fresh = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(fresh)
+    assert fresh.compiles_updates
+
+
 @pytest.mark.parametrize("observations", [True, False])
 @pytest.mark.parametrize("rewards", [True, False])
 def test_a_new_learner_lacks_statistics_if_observations_or_rewards_are_normalized(observations, rewards):
@@ -599,9 +614,7 @@ def test_the_explained_variance_is_finite_and_at_most_1_if_all_targets_are_equal
     rollout = collected.rollout
     every_step_ends = {"rewards": tf.ones_like(rollout.rewards), "terminated": tf.ones_like(rollout.terminated)}
     collected = collected._replace(rollout=rollout._replace(**every_step_ends))
-    update = learner.update_in_graph.python_function  # eagerly, because tracing takes longer
-    metrics = update(collected, tf.constant(1e-3), tf.constant(shuffled(config, 0)))
-    assert -np.inf < metrics["explained_variance"] <= 1
+    assert -np.inf < update_eagerly(config, learner, collected)["explained_variance"] <= 1
 
 
 def test_the_kl_of_a_policy_that_sees_images_is_the_mean_over_the_first_quarter_of_the_last_epoch():
@@ -612,10 +625,8 @@ def test_the_kl_of_a_policy_that_sees_images_is_the_mean_over_the_first_quarter_
     now = collected.predictions.outputs
     old = now + tf.random.stateless_normal(now.shape, (0, 1))
     collected = collected._replace(predictions=collected.predictions._replace(outputs=old))
-    order = shuffled(config, 0)
-    update = learner.update_in_graph.python_function  # eagerly, because tracing takes longer
-    metrics = update(collected, tf.constant(0.0), tf.constant(order))  # with a rate of 0, the policy does not change
-    chosen = order[10:13].flatten()  # 3 of 10 minibatches
+    metrics = update_eagerly(config, learner, collected, rate=0.0)  # so the policy does not change
+    chosen = shuffled(config, 0)[10:13].flatten()  # 3 of 10 minibatches
     kls = agent.distribution.kl(old, now).numpy().flatten()
     assert float(metrics["kl"]) == pytest.approx(kls[chosen].mean(), rel=1e-4)
 
@@ -646,7 +657,7 @@ def test_an_update_is_finite_even_if_actions_have_become_exp_450_times_as_likely
     far = tf.stack([mean + 30 * tf.exp(log_std), log_std], axis=-1)
     predictions = collected.predictions._replace(outputs=far)
     collected = collected._replace(predictions=predictions, noise=collected.noise - 30)  # the same actions
-    metrics = learner.update_in_graph(collected, tf.constant(1e-3), tf.constant(shuffled(CONFIG, 0)))
+    metrics = update_eagerly(CONFIG, learner, collected)
     assert all(np.isfinite(value) for value in metrics.values()) and metrics["approx_kl"] > 1e6
 
 

@@ -113,3 +113,11 @@ def test_at_least_one_image_and_at_most_all_are_sampled(monkeypatch, pixels, cou
     monkeypatch.setattr("ppo.model.normalize.PIXELS_PER_UPDATE", pixels)
     chosen = ImageNormalizer((3, 2, 1)).chosen(7).numpy()
     assert chosen.shape == (count,) and set(chosen) <= set(range(7))
+
+
+def test_later_updates_sample_other_images_and_any_image_may_be_sampled():
+    normalizer, found = ImageNormalizer((3, 2, 1)), []
+    for count in range(0, 60, 2):
+        normalizer.moments.count.assign(count)
+        found.append(tuple(normalizer.chosen(2).numpy()))
+    assert set(found) == {(0, 0), (0, 1), (1, 0), (1, 1)}
