@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib.util
 from pathlib import Path
 
 import gymnasium as gym
@@ -185,6 +186,11 @@ def parts_of_group(config, make, name, **options):
     return vector, teams[number], collect
 
 
+def update_eagerly(config, learner, collected, *, rate=1e-3):
+    """Runs one update without tracing it, which would take longer, and returns its metrics."""
+    return learner.update_in_graph.python_function(collected, tf.constant(rate), tf.constant(shuffled(config, 0)))
+
+
 class SlowAgent:
     """Evaluates an agent on one rollout, step by step."""
 
@@ -330,9 +336,12 @@ def slow_update(config, agent, learner, rollout, collected, order, rate):
     raw = agent.observations.raw(tf.nest.map_structure(tf.constant, seen))
     agent.observations.merge(agent.observations.statistics(raw, weights))
     errors = (first_targets - old_values[:-1].numpy())[slow.lives]
+    if agent.log_std is not None:
+        used["action_std"] = np.exp(np.maximum(agent.log_std, config.min_log_std)).mean()
     return {
         **dict(zip(METRICS, [*totals[:5] / taken, np.sqrt(totals[5] / taken)], strict=True)),
         **used,
+        "return_scale": np.sqrt(learner.rewards.moments.variance + 1e-8),
         "kl": kl,
         "gradient_steps": taken,
         "explained_variance": 1 - errors.var() / first_targets[slow.lives].var(),
@@ -349,6 +358,7 @@ def check_predictions(collected, agent, rollout):
 
 def check_update(fast, slow, metrics, expected):
     """Compares agents and learners, and the metrics of their updates."""
+    assert set(metrics) == set(expected)
     for name, value in expected.items():
         assert float(metrics[name]) == pytest.approx(value, rel=0.02, abs=2e-4), name
     for part, one, other in zip(("agent", "learner"), fast, slow, strict=True):
@@ -369,7 +379,7 @@ def both(*values):
     ("settings", "make"),
     [
         slow({"recompute_advantages": False}, None),
-        *both({"objective": "kl_penalty", "kl_target": 1e-3, "min_log_std": -0.7, "epochs": 2}, None),
+        *both({"objective": "kl_penalty", "kl_target": 1e-3, "kl_limit": 1e-3, "min_log_std": -0.7, "epochs": 2}, None),
         slow({"objective": "kl_penalty", "kl_target": 1.0, "entropy_coef": 0.1}, None),
         slow({"min_log_std": -0.7, "normalize_advantages": True}, None),
         slow({"kl_limit": 1e-3}, None),
@@ -382,6 +392,7 @@ def both(*values):
                 "network": "tests.ppo.model.test_custom:keras_network",
                 "minibatch_size": 20,
                 "normalize_advantages": True,
+                "recompute_advantages": False,
             },
             None,
         ),
@@ -533,7 +544,7 @@ def test_gradients_of_the_policy_and_the_value_function_are_clipped_separately(s
         config = dataclasses.replace(CONFIG, value_coef=value_coef, max_grad_norm=1e-3, adam_epsilon=1.0, **settings)
         _, envs, agent, learner, collector = parts(config)
         envs.reset(seed=0)
-        learner.update(*collector.collect(0, 0).collected, 0)
+        update_eagerly(config, learner, *collector.collect(0, 0).collected)
         found.append([variable.numpy() for variable in agent.learned_groups[0]])
         assert learner.optimizers[0].learned[-1] is agent.log_std
     for one, other in zip(*found, strict=True):
@@ -547,6 +558,77 @@ def test_a_network_with_common_layers_has_one_optimizer(settings):
     agent, learner = parts(dataclasses.replace(CONFIG, **settings))[2:4]
     (adam,) = learner.optimizers
     assert [id(variable) for variable in adam.learned] == [id(variable) for variable in agent.learned]
+
+
+@pytest.mark.parametrize(
+    ("settings", "make", "enabled", "parts_compiled", "whole_compiled"),
+    [
+        ({}, None, True, 4, False),  # two chains, the estimates and the KL
+        ({}, None, False, 0, False),
+        ({"network": f"{__name__}:twin"}, None, True, 0, True),
+        ({"network": f"{__name__}:twin"}, None, False, 0, False),
+        ({"network": f"{__name__}:graph_function_twin"}, None, True, 0, False),
+        ({"cnn": "small"}, SmallImages, True, 0, False),
+    ],
+)
+def test_xla_compiles_the_whole_update_or_the_parts_of_two_chains_but_neither_images_nor_graph_functions(
+    monkeypatch, settings, make, enabled, parts_compiled, whole_compiled
+):
+    made = []
+
+    def graph_function(function, *, jit_compile=False):
+        made.append(jit_compile)
+        return function
+
+    monkeypatch.setattr("ppo.algorithm.update.graph_function", graph_function)
+    monkeypatch.setattr("ppo.algorithm.update.compiles_updates", enabled)
+    parts(dataclasses.replace(CONFIG, **settings), make)
+    assert made == [True] * parts_compiled + [False, whole_compiled]  # `observe` and the whole update come last
+
+
+def test_updates_are_compiled_by_default():
+    """In a fresh copy of the module, because `tests/conftest.py` sets the flag."""
+    spec = importlib.util.find_spec("ppo.algorithm.update")
+    fresh = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(fresh)
+    assert fresh.compiles_updates
+
+
+@pytest.mark.parametrize("observations", [True, False])
+@pytest.mark.parametrize("rewards", [True, False])
+def test_a_new_learner_lacks_statistics_if_observations_or_rewards_are_normalized(observations, rewards):
+    config = dataclasses.replace(CONFIG, normalize_observations=observations, normalize_rewards=rewards)
+    assert parts(config)[3].lacks_statistics == (observations or rewards)
+
+
+def test_the_kl_penalty_begins_at_1_and_the_base_learning_rate_at_the_configured_one():
+    learner = parts(dataclasses.replace(CONFIG, objective="kl_penalty", learning_rate=0.125))[3]
+    assert float(learner.penalty) == 1 and float(learner.base_rate) == 0.125
+
+
+def test_the_explained_variance_is_finite_and_at_most_1_if_all_targets_are_equal():
+    config = dataclasses.replace(CONFIG, normalize_rewards=False, epochs=1, minibatch_size=40)
+    _, envs, _, learner, collector = parts(config)
+    envs.reset(seed=0)
+    (collected,) = collector.collect(0, 0).collected
+    rollout = collected.rollout
+    every_step_ends = {"rewards": tf.ones_like(rollout.rewards), "terminated": tf.ones_like(rollout.terminated)}
+    collected = collected._replace(rollout=rollout._replace(**every_step_ends))
+    assert -np.inf < update_eagerly(config, learner, collected)["explained_variance"] <= 1
+
+
+def test_the_kl_of_a_policy_that_sees_images_is_the_mean_over_the_first_quarter_of_the_last_epoch():
+    config = dataclasses.replace(CONFIG, num_steps=5, minibatch_size=2, epochs=2, cnn="small")
+    _, envs, agent, learner, collector = parts(config, SmallImages)
+    envs.reset(seed=0)
+    (collected,) = collector.collect(0, 0).collected
+    now = collected.predictions.outputs
+    old = now + tf.random.stateless_normal(now.shape, (0, 1))
+    collected = collected._replace(predictions=collected.predictions._replace(outputs=old))
+    metrics = update_eagerly(config, learner, collected, rate=0.0)  # so the policy does not change
+    chosen = shuffled(config, 0)[10:13].flatten()  # 3 of 10 minibatches
+    kls = agent.distribution.kl(old, now).numpy().flatten()
+    assert float(metrics["kl"]) == pytest.approx(kls[chosen].mean(), rel=1e-4)
 
 
 def test_a_custom_network_may_call_a_graph_function_with_a_loop():
@@ -575,7 +657,7 @@ def test_an_update_is_finite_even_if_actions_have_become_exp_450_times_as_likely
     far = tf.stack([mean + 30 * tf.exp(log_std), log_std], axis=-1)
     predictions = collected.predictions._replace(outputs=far)
     collected = collected._replace(predictions=predictions, noise=collected.noise - 30)  # the same actions
-    metrics = learner.update_in_graph(collected, tf.constant(1e-3), tf.constant(shuffled(CONFIG, 0)))
+    metrics = update_eagerly(CONFIG, learner, collected)
     assert all(np.isfinite(value) for value in metrics.values()) and metrics["approx_kl"] > 1e6
 
 
@@ -600,6 +682,54 @@ def test_without_a_living_agent_an_update_takes_no_step(settings):
         np.testing.assert_array_equal(variable, value, err_msg=variable.name)
     assert metrics["gradient_steps"] == 0 and metrics["kl"] == 0
     assert all(np.isnan(metrics[name]) for name in METRICS)  # not measured
+
+
+class Echo(gym.Env):
+    """Shows a random letter in every step, and rewards the action that equals it, whatever happened before."""
+
+    observation_space = gym.spaces.Discrete(2)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._steps, self._letter = 0, int(self.np_random.integers(2))
+        return self._letter, {}
+
+    def step(self, action):
+        reward = float(action == self._letter)
+        self._steps, self._letter = self._steps + 1, int(self.np_random.integers(2))
+        return self._letter, reward, False, self._steps == 9, {}
+
+
+def probabilities_of_echoes():
+    """Returns the probability with which a policy repeats each letter after ten updates."""
+    # With a greater lambda, the advantage of a step contains those of later steps.
+    config = dataclasses.replace(CONFIG, num_steps=32, minibatch_size=32, gae_lambda=0.0)
+    _, envs, agent, learner, collector = parts(config, Echo)
+    envs.reset(seed=0)
+    for number in range(10):
+        (collected,) = collector.collect(number, 0).collected
+        learner.update_in_graph(collected, tf.constant(1e-2), tf.constant(shuffled(config, number)))
+    outputs = agent.step(tf.range(2), tf.zeros([2, agent.state_size])).outputs
+    return np.diagonal(tf.nn.softmax(outputs))
+
+
+def test_a_policy_learns_which_action_was_right_in_which_state():
+    assert (probabilities_of_echoes() > 0.9).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [-1, 1])
+def test_a_policy_learns_nothing_from_the_advantages_of_other_steps(monkeypatch, steps):
+    """Shows that `test_a_policy_learns_which_action_was_right_in_which_state` can fail."""
+    right = losses.gae
+
+    def wrong(**rollout):
+        advantages, targets = right(**rollout)
+        return tf.roll(advantages, steps, axis=0), targets
+
+    monkeypatch.setattr(losses, "gae", wrong)
+    assert (probabilities_of_echoes() < 0.7).any()
 
 
 class Twin(tf.Module):

@@ -35,10 +35,32 @@ def test_samples_of_weight_0_do_not_count():
     assert float(number) == 2
     np.testing.assert_allclose(mean, [2.0, 10.0])
     np.testing.assert_allclose(variance, [1.0, 0.0])
+    number, mean, variance = statistics_of(samples, tf.constant([0.0, 0.0, 1.0]))
+    assert float(number) == 1
+    np.testing.assert_allclose([mean, variance], [[3.0, 10.0], [0.0, 0.0]])
     moments = RunningMoments((2,), name="moments")
     for _ in range(2):
         moments.merge(statistics_of(samples, tf.zeros(3)))
         assert moments.is_empty and np.isfinite(moments.variance).all()
+
+
+def test_the_deviation_and_its_reciprocal_worked_by_hand():
+    moments = RunningMoments((2,), name="moments")
+    moments.merge(statistics_of(tf.constant([[1.0, 7.0], [5.0, 7.0]])))
+    np.testing.assert_allclose(moments.deviation, [2.0, 1e-4], rtol=1e-5)
+    np.testing.assert_allclose(moments.scale, [0.5, 1e4], rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["images", "small images"])
+def test_statistics_with_weights_are_those_of_the_samples_that_count(kind):
+    samples = np.random.default_rng(0).integers(0, 256, (10, 3, 2, 4)).astype(np.uint8)
+    normalizer = ImageNormalizer((3, 2, 4)) if kind == "images" else ObservationNormalizer(4, clip=10.0)
+    weights = np.array([1, 0, 0, 1, 1, 0, 1, 0, 0, 1], np.float32)
+    found = normalizer.statistics(tf.constant(samples), tf.constant(weights))
+    expected = normalizer.statistics(tf.constant(samples[weights > 0]))
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == tf.float64 and one.shape == other.shape
+        np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
 def test_observations_are_normalized_and_clipped_and_only_update_changes_the_statistics():
@@ -75,3 +97,27 @@ def test_image_statistics_merge_updates_and_bound_the_scale():
     np.testing.assert_allclose(normalizer.moments.mean, (images[0] + 1.0) / 255, rtol=1e-5)
     assert float(normalizer.moments.count) == 2
     assert float(scale) == pytest.approx(1 / 8)  # although the deviation is a single gray level
+
+
+def test_all_pixels_are_divided_by_the_root_mean_square_of_their_deviations():
+    normalizer = ImageNormalizer((1, 2, 1))
+    images = np.array([[[[0], [100]]], [[[80], [160]]]], np.uint8)  # deviations 40 and 30
+    normalizer.moments.merge(normalizer.statistics(tf.constant(images)))
+    mean, scale = normalizer.parameters()
+    np.testing.assert_allclose(mean, [[[40.0], [130.0]]], rtol=1e-5)
+    assert float(scale) == pytest.approx(1 / np.sqrt((40**2 + 30**2) / 2))
+
+
+@pytest.mark.parametrize(("pixels", "count"), [(2, 1), (6, 1), (18, 3), (600, 7)])
+def test_at_least_one_image_and_at_most_all_are_sampled(monkeypatch, pixels, count):
+    monkeypatch.setattr("ppo.model.normalize.PIXELS_PER_UPDATE", pixels)
+    chosen = ImageNormalizer((3, 2, 1)).chosen(7).numpy()
+    assert chosen.shape == (count,) and set(chosen) <= set(range(7))
+
+
+def test_later_updates_sample_other_images_and_any_image_may_be_sampled():
+    normalizer, found = ImageNormalizer((3, 2, 1)), []
+    for count in range(0, 60, 2):
+        normalizer.moments.count.assign(count)
+        found.append(tuple(normalizer.chosen(2).numpy()))
+    assert set(found) == {(0, 0), (0, 1), (1, 0), (1, 1)}
