@@ -122,10 +122,10 @@ class Config:
     on_worker_death: Annotated[Literal["raise", "restart"], Setting("run", resumable=True, help=
         "End the run, or restart the worker and truncate its episodes.")] = "raise"
 
-    epochs: Annotated[int, Setting("optimization", AT_LEAST_1, help="Passes over a batch.")] = 5
+    epochs: Annotated[int, Setting("optimization", AT_LEAST_1, help="Passes over a batch.")] = 8
     minibatch_size: Annotated[int, Setting("optimization", AT_LEAST_1, derived=True, help=
         "Size of a minibatch; divides N * T. By default, the largest possible size up to 128.")] = _DERIVED
-    learning_rate: Annotated[float, Setting("optimization", POSITIVE, help="Initial learning rate.")] = 4e-4
+    learning_rate: Annotated[float, Setting("optimization", POSITIVE, help="Initial learning rate.")] = 6e-4
     lr_schedule: Annotated[Literal["linear", "constant", "kl_adaptive"], Setting("optimization", help=
         "Decay to 0, stay constant, or adapt to kl_target.")] = "linear"
     adam_epsilon: Annotated[float, Setting("optimization", POSITIVE, help="Adam's epsilon.")] = 1e-5
@@ -138,7 +138,7 @@ class Config:
     clip_range: Annotated[float, Setting("objective", POSITIVE, help="Clip range of the probability ratio.")] = 0.2
     kl_target: Annotated[float, Setting("objective", POSITIVE, help="Target KL in nats.")] = 0.01
     kl_limit: Annotated[float | None, Setting("objective", POSITIVE, help=
-        "KL above which the learning rate drops. None: never.")] = 0.08
+        "KL above which the learning rate drops. None: never.")] = 0.02
     value_coef: Annotated[float, Setting("objective", AT_LEAST_0, help=
         "Weight of half the squared value error: SB3's vf_coef times 2. Has little effect unless layers are "
         "shared.")] = 0.25

@@ -17,18 +17,9 @@ PRESETS: dict[str, Config] = {
         minibatch_size=256,
         epochs=10,
         learning_rate=1e-3,
+        kl_limit=0.08,
         value_coef=0.5,
         recompute_advantages=False,
-    ),
-    # More gradient steps than the defaults. With ten epochs, Humanoid hardly learned.
-    "walker": Config(
-        env="Walker2d-v5",
-        num_steps=64,
-        minibatch_size=256,
-        epochs=10,
-        learning_rate=6e-4,
-        initial_log_std=-0.5,
-        min_log_std=-1.6,
     ),
     # With a floor of -1.5, the policy needs the noise to walk: the tracking errors of the deterministic policy are
     # larger than those in training.
@@ -59,6 +50,7 @@ PRESETS: dict[str, Config] = {
         learning_rate=6e-4,
         gamma=0.9999,
         gae_lambda=0.98,
+        kl_limit=0.08,
         normalize_advantages=True,
         initial_log_std=-0.5,
         min_log_std=-10.0,

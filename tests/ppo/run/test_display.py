@@ -185,7 +185,7 @@ def test_a_stream_that_was_closed_from_python_is_no_error(capsys):
 def help_text():
     """Returns the output of `ppo train --help` with the settings of a preset, in a terminal of 80 columns."""
     done = subprocess.run(
-        [sys.executable, "-m", "ppo", "train", "--config", "walker", "--help"],
+        [sys.executable, "-m", "ppo", "train", "--config", "swimmer", "--help"],
         capture_output=True, text=True, timeout=60, env={"COLUMNS": "80"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
