@@ -125,7 +125,7 @@ class Config:
     epochs: Annotated[int, Setting("optimization", AT_LEAST_1, help="Passes over a batch.")] = 8
     minibatch_size: Annotated[int, Setting("optimization", AT_LEAST_1, derived=True, help=
         "Size of a minibatch; divides N * T. By default, the largest possible size up to 128.")] = _DERIVED
-    learning_rate: Annotated[float, Setting("optimization", POSITIVE, help="Initial learning rate.")] = 6e-4
+    learning_rate: Annotated[float, Setting("optimization", POSITIVE, help="Initial learning rate.")] = 5e-4
     lr_schedule: Annotated[Literal["linear", "constant", "kl_adaptive"], Setting("optimization", help=
         "Decay to 0, stay constant, or adapt to kl_target.")] = "linear"
     adam_epsilon: Annotated[float, Setting("optimization", POSITIVE, help="Adam's epsilon.")] = 1e-5
