@@ -122,7 +122,7 @@ class Config:
     on_worker_death: Annotated[Literal["raise", "restart"], Setting("run", resumable=True, help=
         "End the run, or restart the worker and truncate its episodes.")] = "raise"
 
-    epochs: Annotated[int, Setting("optimization", AT_LEAST_1, help="Passes over a batch.")] = 8
+    epochs: Annotated[int, Setting("optimization", AT_LEAST_1, help="Passes over a batch.")] = 10
     minibatch_size: Annotated[int, Setting("optimization", AT_LEAST_1, derived=True, help=
         "Size of a minibatch; divides N * T. By default, the largest possible size up to 128.")] = _DERIVED
     learning_rate: Annotated[float, Setting("optimization", POSITIVE, help="Initial learning rate.")] = 5e-4
