@@ -120,7 +120,7 @@ def grouped(values: Mapping[str, Any]) -> list[Any]:
 
 
 def _flag_type(name: str) -> Any:
-    """Returns the type of a setting for tyro, whose own syntax for a mapping is not KEY=VALUE."""
+    """Returns the type of a setting for tyro: derived settings may be None, and mappings are written as KEY=VALUE."""
     if SETTINGS[name].derived:
         return TYPES[name] | None
     if typing.get_origin(TYPES[name]) is not Mapping:
