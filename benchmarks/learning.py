@@ -12,7 +12,7 @@ Protocol, fixed before the first run:
   one of five). Its interval is a 95% percentile bootstrap interval (Agarwal et al., NeurIPS 2021, for a single task).
   In trials with normally distributed returns, the interval of five seeds contained the true value 85% of the time. With
   fewer seeds it is omitted.
-- A failed run stops the command, and its folder is kept. No finished run is discarded.
+- A failed run stops the command, and its folder is kept. No finished run with the reported settings is discarded.
 
 Each finished run is added to `benchmarks/results/STUDY.json` at once. An interrupted command can be run again and
 trains only the missing seeds. Runs train concurrently, each on its own cores.
