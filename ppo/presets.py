@@ -112,6 +112,7 @@ _PAPER = Config(
     objective="kl_penalty",
     kl_limit=None,
     value_coef=1.0,
+    entropy_coef=0.0,
     max_grad_norm=1e6,  # never clips
     normalize_advantages=True,
     recompute_advantages=False,

@@ -40,6 +40,9 @@ They are means and, for `grad_norm`, the root mean square of the norm of all gra
 number of chains.
 """
 
+DISCRETE_ENTROPY_COEF = 0.003
+"""The default weight of the entropy of discrete actions. The noise of a Gaussian has a minimum instead."""
+
 TOTALS = ("gradient_steps", *METRICS)
 """What each chain sums over its gradient steps; for `grad_norm`, the squared norm.
 
@@ -83,6 +86,9 @@ class Learner(tf.Module):
             Adam(variables, epsilon=config.adam_epsilon, max_grad_norm=config.max_grad_norm)
             for variables in agent.learned_groups
         ]
+        self._entropy_coef = config.entropy_coef
+        if self._entropy_coef is None:
+            self._entropy_coef = DISCRETE_ENTROPY_COEF if agent.distribution.num_free == 0 else 0.0
         self.penalty = tf.Variable(1.0, trainable=False, name="kl_penalty")
         self.base_rate = tf.Variable(config.learning_rate, trainable=False, name="learning_rate")
         self.compiled = False
@@ -217,7 +223,7 @@ class Learner(tf.Module):
                 weights=acts,
             )
         entropy = losses.mean(distribution.entropy(outputs), acts)
-        return policy_loss - config.entropy_coef * entropy, {
+        return policy_loss - self._entropy_coef * entropy, {
             "gradient_steps": 1.0,
             "policy_loss": policy_loss,
             "entropy": entropy,
