@@ -60,7 +60,7 @@ def decayed_sums(terms: tf.Tensor, decays: tf.Tensor) -> tf.Tensor:
     """
 
     def delayed(x: tf.Tensor, span: int) -> tf.Tensor:
-        return tf.concat([tf.zeros_like(x[:span]), x[:-span]], axis=0)
+        return tf.pad(x, [[span, 0], [0, 0]])[:-span]
 
     span = 1
     while span < terms.shape[0]:
