@@ -32,17 +32,19 @@ class Adam(tf.Module):
         scale = tf.minimum(1.0, self._max_grad_norm / (norm + 1e-6))
         self.steps.assign_add(1)
         steps = tf.cast(self.steps, tf.float32)
+        beta_1, beta_2, epsilon = (tf.constant(value) for value in (BETA_1, BETA_2, self._epsilon))
+        beta_1_power, beta_2_power = beta_1**steps, beta_2**steps
         for variable, first, second, gradient in zip(self.learned, self._first, self._second, gradients, strict=True):
             tf.raw_ops.ResourceApplyAdam(  # one pass over the variable and its moments; XLA supports it
                 var=variable.handle,
                 m=first.handle,
                 v=second.handle,
-                beta1_power=BETA_1**steps,
-                beta2_power=BETA_2**steps,
+                beta1_power=beta_1_power,
+                beta2_power=beta_2_power,
                 lr=learning_rate,
-                beta1=BETA_1,
-                beta2=BETA_2,
-                epsilon=self._epsilon,
+                beta1=beta_1,
+                beta2=beta_2,
+                epsilon=epsilon,
                 grad=gradient * scale,
             )
         return norm
