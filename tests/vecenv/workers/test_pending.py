@@ -7,7 +7,7 @@ import pytest
 from vecenv.rows.messages import StepObjects
 from vecenv.workers.messenger import BadMessage, WorkerHandle
 from vecenv.workers.pending import PendingCommand, PendingRows
-from vecenv.workers.protocol import CALL, STEP, ErrorReply, Kind, RowsReply
+from vecenv.workers.protocol import CALL, FRAME, STEP, ErrorReply, Kind, RowsReply, decode
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(Received the following|Raising the last)")
 
@@ -116,8 +116,9 @@ def test_a_worker_that_reports_a_row_has_survived_and_the_cut_of_this_row_is_rep
     assert (envs, objects.cut) == ([2], ())
 
 
-def test_without_envs_in_flight_nothing_is_sent_again():
+def test_the_rows_in_flight_are_sent_again_without_actions():
     pending = rows()
-    assert pending.send_again(WORKERS[1]) is not None
+    frame = pending.send_again(WORKERS[1])
+    assert (frame[4], decode(frame[FRAME.size :])) == (Kind.STEP_ROWS, [(0, None), (1, None), (2, None)])
     pending.accept(WORKERS[0], Kind.READY, 0, None)
     assert pending.send_again(WORKERS[0]) is None

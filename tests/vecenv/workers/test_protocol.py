@@ -58,5 +58,6 @@ def test_only_the_error_for_a_command_that_cannot_be_pickled_says_that_it_was_me
 
 
 def test_every_kind_is_a_reply_or_has_a_record_of_its_command():
+    assert len(set(Kind)) == len(Kind.__members__), "two kinds have the same number"
     assert messages.COMMANDS.keys() == set(Kind) - messages.REPLIES
     assert all(command.kind == kind for kind, command in messages.COMMANDS.items())
