@@ -14,12 +14,15 @@ from vecenv.workers.protocol import Kind, encode, short_frame
 
 LARGE = 2**22  # bytes, more than a pipe holds
 
+pytestmark = pytest.mark.timeout(20)
+
 
 class FakeWorker:
     """The other end of a worker's pipe, and a sentinel that becomes ready when the worker "dies"."""
 
     def __init__(self, index):
         ours, self.connection = multiprocessing.Pipe()
+        os.set_blocking(self.connection.fileno(), False)
         self._sentinel, self._life = os.pipe()
         self.handle = WorkerHandle(index, index, index + 1, None, Channel(ours), self._sentinel)
 

@@ -234,25 +234,62 @@ def test_infos_continue_after_a_restart():
         np.testing.assert_array_equal(infos["_steps"], [True] * 4)
 
 
-def test_an_env_that_can_no_longer_be_built_is_an_error_after_three_attempts(tmp_path):
-    alive = tmp_path / "alive"
-    alive.touch()
-
+def test_a_worker_may_die_twice_in_a_row_but_a_third_death_is_an_error(tmp_path):
     class Mortal(CountingEnv):
+        """Ends its process instead of being built, once for each file in the folder."""
+
         def __init__(self, index):
-            if not alive.exists():
+            for file in tmp_path.iterdir():
+                file.unlink()
                 os._exit(5)
-            super().__init__(index)
+            super().__init__(index, 50)
 
     fns = [lambda i=i: Mortal(i) for i in range(2)]
     with vecenv.AsyncVectorEnv(fns, num_workers=2, on_worker_death="restart") as envs:
-        envs.reset()
-        alive.unlink()
+        for truncated in ([], [True, False], [True, False]):
+            kill(envs, 0)
+            (tmp_path / "1").touch()
+            if truncated:
+                assert envs.step([0, 0])[3].tolist() == truncated
+                envs.send([0, 0])
+                envs.recv()
+            else:
+                envs.reset()
+        for i in range(9):
+            (tmp_path / str(i)).touch()
         kill(envs, 0)
         with pytest.raises(vecenv.WorkerDied, match=r"worker 0 \(envs 0:1\).*3 times in a row"):
             envs.step([0, 0])
+        assert len(list(tmp_path.iterdir())) == 7
         with pytest.raises(vecenv.StateError):
             envs.step([0, 0])
+
+
+def test_without_infos_a_cut_episode_has_none_and_its_episode_infos_are_nan():
+    with restarting(length=3, infos=False, info_keys=["share"]) as envs:  # lengths 3, 4, 5, 3
+        envs.reset()
+        for _ in range(4):
+            envs.step([0] * 4)
+        kill(envs, 0)
+        *_, truncated, infos = envs.step([0] * 4)
+        assert truncated.tolist() == [True, False, False, False] and infos == {}
+        np.testing.assert_array_equal(envs.episode_infos["share"], [np.nan, np.nan, 1.0, np.nan])
+
+
+def test_a_restore_ends_the_episodes_that_were_cut_and_begins_the_ones_that_can_be_cut():
+    with restarting() as envs:
+        envs.reset()
+        states = envs.get_state()
+        envs.step([0] * 4), envs.step([0] * 4)
+        kill(envs, 0)
+        envs.call("index")  # the cut is not reported
+        envs.set_state(states)
+        observations, _, _, truncated, _ = envs.step([0] * 4)
+        assert not truncated.any() and observations[:, 2].tolist() == [1] * 4
+        envs.set_state(states)
+        kill(envs, 0)
+        observations, _, _, truncated, _ = envs.step([0] * 4)
+        assert truncated.tolist() == [True, True, False, False] and observations[:, 2].tolist() == [0, 0, 1, 1]
 
 
 def test_a_death_during_construction_is_an_error_even_with_restart():
