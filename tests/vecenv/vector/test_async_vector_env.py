@@ -403,8 +403,10 @@ def test_an_argument_that_cannot_be_pickled_is_rejected_before_anything_is_sent(
 
 
 def test_workers_see_current_environment_variables(monkeypatch):
-    for value in ("one", "two"):
-        monkeypatch.setenv("VECENV_TEST", value)
+    for value in ("one", "two", None):
+        monkeypatch.delenv("VECENV_TEST", raising=False)
+        if value is not None:
+            monkeypatch.setenv("VECENV_TEST", value)
         with vecenv.AsyncVectorEnv([VariableEnv] * 2, num_workers=1) as envs:
             assert envs.call("variable", "VECENV_TEST") == (value, value)
 
