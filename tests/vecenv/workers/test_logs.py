@@ -16,11 +16,18 @@ from tests.helpers import CountingEnv
 
 {configuration}
 
+logging.getLogger("chatty").setLevel("WARNING")
+logging.getLogger("disabled").disabled = True
+logging.getLogger("apart").propagate = False
+logging.getLogger("apart").addHandler(logging.NullHandler())
+
 class Logging(CountingEnv):
     def step(self, action):
         logging.getLogger("robot").info("moved")
         logging.getLogger("robot").debug("details")
         logging.getLogger("chatty").info("chatter")
+        for name in ("disabled", "apart"):
+            logging.getLogger(name).error("never")
         return super().step(action)
 
 with vecenv.AsyncVectorEnv([lambda: Logging(0)], num_workers=1, context={context!r}) as envs:
@@ -70,7 +77,6 @@ CONFIGURATIONS = {
 )
 def test_messages_that_envs_log_go_where_the_script_sends_its_own(configuration, logged, context, tmp_path):
     file = tmp_path / "log"
-    configuration += "\nlogging.getLogger('chatty').setLevel('WARNING')"
     script = LOGGING.format(configuration=configuration, context=context)
     done = subprocess.run([sys.executable, "-c", script, file], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout + done.stderr + (file.read_text() if file.exists() else "") == logged
