@@ -13,6 +13,7 @@ import stat
 import subprocess
 import sys
 import termios
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -371,6 +372,60 @@ def test_a_channel_reassembles_messages_from_pieces_of_any_size():
         with pytest.raises(EOFError):
             channel.take()
     channel.close()
+
+
+def test_a_worker_receives_messages_in_pieces_of_any_size():
+    ours, theirs = multiprocessing.Pipe()
+    payloads = [None, {"a": 1}, b"x" * 300_000, None]
+    stream = b"".join(messages.encode(Kind.CALL, slot, payload) for slot, payload in enumerate(payloads))
+
+    def write():
+        rng = np.random.default_rng(0)
+        at = 0
+        while at < len(stream):
+            at += os.write(ours.fileno(), stream[at : at + int(rng.choice([1, 2, 3, 9, 10_000]))])
+        os.write(ours.fileno(), stream[:5])
+        ours.close()
+
+    with theirs:
+        writer = threading.Thread(target=write, daemon=True)
+        writer.start()
+        pipe = pipes.WorkerPipe(theirs)
+        received = [pipe.receive() for _ in payloads]
+        assert [(slot, messages.decode(body)) for _, slot, body in received] == list(enumerate(payloads))
+        with pytest.raises(EOFError):  # a part of a message
+            pipe.receive()
+        with pytest.raises(EOFError):
+            pipe.receive()
+        writer.join()
+
+
+def test_a_signal_that_interrupts_a_large_message_of_a_worker_does_not_cut_it():
+    """Workers have handlers for signals, which interrupt a system call. It has then sent a part of its data."""
+    ours, theirs = multiprocessing.Pipe()
+    frame, found = messages.encode(Kind.READY, 0, bytes(LARGE)), bytearray()
+    handled = threading.Event()
+
+    def read():
+        arrived = array.array("i", [0])
+        while arrived[0] < 2**16:
+            fcntl.ioctl(ours.fileno(), termios.FIONREAD, arrived)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+        handled.wait(20)
+        while data := os.read(ours.fileno(), LARGE):
+            found.extend(data)
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: handled.set())
+    reader = threading.Thread(target=read, daemon=True)
+    try:
+        with ours:
+            reader.start()
+            with theirs:
+                pipes.WorkerPipe(theirs).send(frame)
+            reader.join()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert found == frame
 
 
 @pytest.mark.parametrize(
