@@ -355,7 +355,7 @@ def test_a_channel_reassembles_messages_from_pieces_of_any_size():
     ours, theirs = multiprocessing.Pipe()
     channel = pipes.Channel(ours)
     with theirs:
-        payloads = [None, {"a": 1}, b"x" * 300_000, None]
+        payloads = [None, {"a": 1}, b"x" * 300_000, *range(200), None]
         stream = b""
         for slot, payload in enumerate(payloads):
             stream += messages.encode(Kind.READY, slot, payload)
@@ -376,7 +376,7 @@ def test_a_channel_reassembles_messages_from_pieces_of_any_size():
 
 def test_a_worker_receives_messages_in_pieces_of_any_size():
     ours, theirs = multiprocessing.Pipe()
-    payloads = [None, {"a": 1}, b"x" * 300_000, None]
+    payloads = [None, {"a": 1}, b"x" * 300_000, *range(200), None]
     stream = b"".join(messages.encode(Kind.CALL, slot, payload) for slot, payload in enumerate(payloads))
 
     def write():
