@@ -532,7 +532,8 @@ def test_a_waiter_returns_the_indices_of_the_sources_that_are_ready(spin):
         ours, theirs = zip(*((stack.enter_context(a), stack.enter_context(b)) for a, b in ends), strict=True)
         waiter = pipes.Waiter([ours[0], ours[1].fileno(), ours[2]], spin=spin)
         assert waiter.ready(pipes.Deadline(0.0)) == waiter.ready(pipes.Deadline(0.01)) == []
-        theirs[2].send(None)
+        threading.Timer(0.01, theirs[2].send, [None]).start()
+        assert waiter.ready() == [2]
         theirs[1].send(None)
         assert sorted(waiter.ready()) == sorted(waiter.ready(pipes.Deadline(0.0))) == [1, 2]
         waiter.forget(ours[2])
