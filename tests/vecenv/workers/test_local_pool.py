@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+from contextlib import closing
 
 import gymnasium as gym
 import numpy as np
@@ -52,6 +53,22 @@ def test_every_call_returns_the_same_as_with_workers(mode):
         assert ours.call("__getattribute__", "length") == theirs.call("__getattribute__", "length")
 
 
+def test_a_serial_vector_env_passes_the_callers_own_objects_to_its_envs_as_gymnasium_does():
+    values, options = [[0], [1]], {"weights": [2]}
+
+    class Keeping(CountingEnv):
+        def reset(self, *, seed=None, options=None):
+            self.weights = options["weights"]
+            return super().reset(seed=seed)
+
+    for cls in (vecenv.SyncVectorEnv, gym.vector.SyncVectorEnv):
+        with closing(cls([lambda i=i: Keeping(i) for i in range(2)])) as envs:
+            envs.set_attr("extra", values)
+            envs.reset(options=options)
+            for env, value in zip(envs.envs, values, strict=True):
+                assert env.extra is value and env.weights is options["weights"]
+
+
 def test_envs_step_in_the_order_in_which_their_actions_were_sent():
     with local() as envs:
         envs.reset(seed=0)
@@ -93,6 +110,25 @@ def test_a_call_that_needs_a_reset_leaves_the_envs_usable():
             envs.render()
         envs.reset(seed=0)
         assert len(envs.render()) == 2
+
+
+@pytest.mark.parametrize("begin", ["reset", "set_state"])
+def test_an_env_that_needs_a_reset_in_the_middle_of_its_episode_breaks_the_vector_env(begin):
+    class Lost(CountingEnv):
+        def step(self, action):
+            if self.steps == 1 and self.index == 1:
+                raise gym.error.ResetNeeded("lost")
+            return super().step(action)
+
+    fns = [lambda i=i: Lost(i) for i in range(2)]
+    with vecenv.SyncVectorEnv(fns) as saved, vecenv.SyncVectorEnv(fns) as envs:
+        saved.reset()
+        envs.reset() if begin == "reset" else envs.set_state(saved.get_state())
+        envs.step([0, 0])
+        with pytest.raises(gym.error.ResetNeeded, match="lost"):
+            envs.step([0, 0])
+        with pytest.raises(vecenv.StateError, match="broken"):
+            envs.step([0, 0])
 
 
 def test_an_error_in_a_constructor_is_raised_and_leaves_nothing_behind():
