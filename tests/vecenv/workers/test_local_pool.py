@@ -69,6 +69,27 @@ def test_a_serial_vector_env_passes_the_callers_own_objects_to_its_envs_as_gymna
                 assert env.extra is value and env.weights is options["weights"]
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_arguments_belong_to_the_caller_again_when_a_call_has_begun(num_workers):
+    class Keeping(CountingEnv):
+        def reset(self, *, seed=None, options=None):
+            self.weights = options["weights"]
+            return super().reset(seed=seed)
+
+        def same(self, value):
+            return value
+
+    options, value = {"weights": [1]}, [2]
+    with vecenv.AsyncVectorEnv([lambda i=i: Keeping(i) for i in range(2)], num_workers=num_workers) as envs:
+        envs.reset_async(options=options)
+        options["weights"].append(3)
+        envs.reset_wait()
+        assert envs.get_attr("weights") == ([1], [1])
+        envs.call_async("same", value)
+        value.append(3)
+        assert envs.call_wait() == ([2], [2])
+
+
 def test_envs_step_in_the_order_in_which_their_actions_were_sent():
     with local() as envs:
         envs.reset(seed=0)
@@ -110,6 +131,42 @@ def test_a_call_that_needs_a_reset_leaves_the_envs_usable():
             envs.render()
         envs.reset(seed=0)
         assert len(envs.render()) == 2
+
+
+def test_an_error_in_a_call_leaves_the_envs_usable():
+    with local() as envs:
+        envs.reset()
+        with pytest.raises(AttributeError, match="nonsense"):
+            envs.get_attr("nonsense")
+        envs.step([0] * 4)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("reset", [False, True])
+def test_an_error_in_a_step_breaks_the_vector_env_except_a_batch_that_needs_a_reset(batched, reset):
+    class Failing(gym.vector.SyncVectorEnv if batched else CountingEnv):
+        error = ValueError("the motor is on fire")
+
+        def step(self, action):
+            if self.error is not None:
+                raise self.error
+            return super().step(action)
+
+    def build(num_envs, autoreset_mode):
+        return Failing(counting_fns(num_envs), autoreset_mode=autoreset_mode)
+
+    with vecenv.SyncVectorEnv(vecenv.Batched(build, 2) if batched else [lambda: Failing(0)] * 2) as envs:
+        if reset:
+            envs.reset()
+        if batched:
+            Failing.error = gym.error.ResetNeeded("the motor is cold")
+            with pytest.raises(gym.error.ResetNeeded):
+                envs.step([0, 0])
+            Failing.error = ValueError("the motor is on fire")
+        with pytest.raises(ValueError, match="on fire"):
+            envs.step([0, 0])
+        with pytest.raises(vecenv.StateError, match="broken"):
+            envs.step([0, 0])
 
 
 @pytest.mark.parametrize("begin", ["reset", "set_state"])
