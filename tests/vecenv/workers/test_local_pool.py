@@ -1,7 +1,9 @@
 """Tests of LocalPool: with num_workers=0, this process steps the envs, and results are the same as with workers."""
 
+import gc
 import multiprocessing
 import os
+import weakref
 from contextlib import closing
 
 import gymnasium as gym
@@ -11,7 +13,9 @@ from gymnasium.vector import AutoresetMode
 
 import vecenv
 from tests.helpers import CountingEnv, assert_same, counting_fns
+from vecenv.rows.messages import RowsOptions
 from vecenv.testing import check_vector_env
+from vecenv.workers.local_pool import LocalPool
 
 
 def local(num_envs=4, **kwargs):
@@ -200,6 +204,18 @@ def test_an_error_in_a_constructor_is_raised_and_leaves_nothing_behind():
 def test_worker_options_are_rejected_without_workers(how):
     with pytest.raises(ValueError, match=r"needs worker processes, but num_workers=0 starts none"):
         local(**how)
+
+
+@pytest.mark.filterwarnings("error")
+def test_closing_a_pool_releases_its_envs_and_may_be_repeated():
+    pool = LocalPool(counting_fns(2), RowsOptions())
+    pool.close()  # before it has started
+    pool.start()
+    env = weakref.ref(pool.envs[0])
+    pool.close()
+    pool.close()
+    gc.collect()
+    assert env() is None
 
 
 def test_every_env_is_closed_even_if_one_raises():
