@@ -183,6 +183,8 @@ def test_attributes_are_read_set_and_called_in_every_env():
         assert envs.get_attr("length") == (9, 9, 9)
         with pytest.raises(AttributeError, match="nonsense"):
             envs.get_attr("nonsense")
+        with pytest.raises(AttributeError, match="np_random_seed"):
+            envs.set_attr("np_random_seed", 1)
         envs.reset()  # an AttributeError leaves the envs usable
         with pytest.raises(ValueError, match=r"2.*values for 3"):
             envs.set_attr("length", [1, 2])
