@@ -452,9 +452,10 @@ def test_a_restart_keeps_no_descriptor_of_the_dead_worker(context):
         envs.reset()
         gc.disable()
         try:
-            counts = []
+            counts, dead = [], []
             for _ in range(3):
-                envs.processes[0].kill()
+                dead.append(envs.processes[0])
+                dead[-1].kill()
                 envs.step([0, 0])
                 envs.step([0, 0])
                 counts.append(len(os.listdir("/proc/self/fd")))
