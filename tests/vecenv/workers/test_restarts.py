@@ -281,19 +281,19 @@ def test_without_infos_a_cut_episode_has_none_and_its_episode_infos_are_nan():
 
 
 def test_a_restore_ends_the_episodes_that_were_cut_and_begins_the_ones_that_can_be_cut():
-    with restarting() as envs:
+    with restarting(2) as envs:
         envs.reset()
         states = envs.get_state()
-        envs.step([0] * 4), envs.step([0] * 4)
+        envs.step([0] * 2), envs.step([0] * 2)
         kill(envs, 0)
         envs.call("index")  # the cut is not reported
         envs.set_state(states)
-        observations, _, _, truncated, _ = envs.step([0] * 4)
-        assert not truncated.any() and observations[:, 2].tolist() == [1] * 4
+        observations, _, _, truncated, _ = envs.step([0] * 2)
+        assert not truncated.any() and observations[:, 2].tolist() == [1] * 2
         envs.set_state(states)
         kill(envs, 0)
-        observations, _, _, truncated, _ = envs.step([0] * 4)
-        assert truncated.tolist() == [True, True, False, False] and observations[:, 2].tolist() == [0, 0, 1, 1]
+        observations, _, _, truncated, _ = envs.step([0] * 2)
+        assert truncated.tolist() == [True, False] and observations[:, 2].tolist() == [0, 1]
 
 
 class Deserting(CountingEnv):
