@@ -483,6 +483,10 @@ class Starter(CountingEnv):
         self.program.kill()
         self.program.communicate()
 
+    def terminate(self):
+        self.program.terminate()
+        return self.program.wait(timeout=30)
+
     def pipe_is_inheritable(self):
         import stat
 
@@ -496,10 +500,11 @@ class Starter(CountingEnv):
 
 
 @pytest.mark.parametrize("context", METHODS)
-def test_programs_that_envs_start_do_not_inherit_the_pipe(context):
+def test_programs_that_envs_start_do_not_inherit_the_pipe_and_end_on_sigterm(context):
     with vecenv.AsyncVectorEnv([lambda: Starter(0)], num_workers=1, context=context) as envs:
         envs.reset()
         assert envs.call("pipe_is_inheritable") == (False,)
+        assert envs.call("terminate") == (-signal.SIGTERM,)
 
 
 def test_the_fork_server_is_not_multiprocessings_own():
