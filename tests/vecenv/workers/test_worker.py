@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -105,20 +106,26 @@ def test_envs_may_choose_the_start_method_of_their_processes(method):
         assert envs.apply(squares) == [[1, 2]]
 
 
+class Closing(CountingEnv):
+    """Env 1 is closed later than env 0."""
+
+    def close(self):
+        time.sleep(0.1 * self.index)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_workers_outlive_the_thread_that_started_them_and_exit_by_themselves_when_they_are_closed(method):
-    made = []
-    thread = threading.Thread(
-        target=lambda: made.append(vecenv.AsyncVectorEnv(counting_fns(2), num_workers=2, context=method))
-    )
+    made, fns = [], [lambda i=i: Closing(i) for i in range(2)]
+    thread = threading.Thread(target=lambda: made.append(vecenv.AsyncVectorEnv(fns, num_workers=2, context=method)))
     thread.start()
     thread.join()
     (envs,) = made
     envs.reset()
     assert envs.step([0, 0])[1].tolist() == [1.0, 1.0]
-    processes = list(envs.processes)
+    processes, began = list(envs.processes), time.monotonic()
     envs.close(timeout=60)
     assert [process.exitcode for process in processes] == [0, 0]
+    assert time.monotonic() - began < 50, "the timeout has passed"
 
 
 def test_a_signal_that_reaches_a_forked_worker_does_not_wake_up_its_parent():
