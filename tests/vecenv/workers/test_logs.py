@@ -50,13 +50,14 @@ CONFIGURATIONS = {
     ),
     "disabled": ("logging.basicConfig(level='DEBUG')\nlogging.disable('INFO')", ""),
     "named logger": (
-        "robot = logging.getLogger('robot')\nrobot.setLevel('INFO')\nrobot.addHandler(logging.StreamHandler())",
+        "logging.getLogger().setLevel('INFO')\nlogging.getLogger('robot').addHandler(logging.StreamHandler())",
         "moved\n",
     ),
-    "own handler and format": (
+    "own handler, format and filter": (
         "class Own(logging.Handler):\n    emit = print\nclass Format(logging.Formatter):\n"
         "    def format(self, record):\n        return 'own ' + record.getMessage()\n"
-        "handler = Own()\nhandler.setFormatter(Format())\nlogging.basicConfig(level='INFO', handlers=[handler])",
+        "handler = Own()\nhandler.setFormatter(Format())\nhandler.addFilter(lambda record: record.levelname == 'INFO')\n"
+        "logging.basicConfig(level='DEBUG', handlers=[handler])",
         "own moved\n",
     ),
     "level of a handler, and a filter that cannot be pickled": (
