@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[3]
 
 
 LOGGING = """
-import logging, logging.handlers, sys
+import io, logging, logging.handlers, sys
 import vecenv
 from tests.helpers import CountingEnv
 
@@ -20,6 +20,7 @@ logging.getLogger("chatty").setLevel("WARNING")
 logging.getLogger("disabled").disabled = True
 logging.getLogger("apart").propagate = False
 logging.getLogger("apart").addHandler(logging.NullHandler())
+logging.getLogger("apart").addHandler(logging.StreamHandler(io.StringIO()))
 
 class Logging(CountingEnv):
     def step(self, action):
@@ -56,7 +57,7 @@ CONFIGURATIONS = {
     "own handler, format and filter": (
         "class Own(logging.Handler):\n    emit = print\nclass Format(logging.Formatter):\n"
         "    def format(self, record):\n        return 'own ' + record.getMessage()\n"
-        "handler = Own()\nhandler.setFormatter(Format())\nhandler.addFilter(lambda record: record.levelname == 'INFO')\n"
+        "handler = Own()\nhandler.setFormatter(Format())\nhandler.addFilter(lambda each: each.levelname == 'INFO')\n"
         "logging.basicConfig(level='DEBUG', handlers=[handler])",
         "own moved\n",
     ),
