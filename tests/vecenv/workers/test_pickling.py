@@ -273,8 +273,10 @@ CAPTURING = {
 @pytest.mark.parametrize(("env_fn", "way"), CAPTURING.values(), ids=CAPTURING)
 def test_a_function_that_captures_what_cannot_be_pickled_is_an_error_that_leads_to_it(env_fn, way):
     way += r"\(Simulator\) > attribute 'clients' \(dict\) > key 'a' \(list\) > element 0 \(lock\) cannot be pickled"
-    with pytest.raises(TypeError, match=rf"^env_fns\[1\] {way} for the workers .*Create it inside the function"):
+    message = rf"^env_fns\[1\] {way} for the workers .*Create it inside the function"
+    with pytest.raises(TypeError, match=message) as caught:
         vecenv.AsyncVectorEnv([lambda: CountingEnv(0), env_fn], num_workers=1)
+    assert not getattr(caught.value, "__notes__", []), "no module is to blame"
     with (
         pytest.raises(TypeError, match=r"^worker_init \(function .* > variable 'SIMULATOR' .*lock"),
         vecenv.AsyncVectorEnv([lambda: CountingEnv(0)], num_workers=1, worker_init=lambda: SIMULATOR),
