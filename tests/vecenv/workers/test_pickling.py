@@ -1,5 +1,6 @@
 """Tests of vecenv/workers/pickling.py: envs from modules that only the parent can import."""
 
+import array
 import importlib
 import importlib.util
 import multiprocessing
@@ -321,4 +322,5 @@ def test_modules_that_workers_can_import_are_sent_by_name():
     """Their classes keep their identity, and their sources may hold what cannot be pickled."""
     from vecenv.workers.pickling import dumps
 
-    assert len(dumps([CountingEnv, gym.make, pytest.raises, importlib.import_module, types.SimpleNamespace])) < 500
+    found = [CountingEnv, gym.make, pytest.raises, importlib.import_module, types.SimpleNamespace, array.array]
+    assert len(dumps(found)) < 500
