@@ -83,7 +83,7 @@ def test_an_exception_in_a_step_is_logged_as_in_gymnasium(env, index):
 
 def test_a_module_that_only_this_process_has_is_named_if_it_is_the_cause():
     lost = "ModuleNotFoundError: No module named "
-    text = str(failed(f"{lost}'no_such_module'\n\nDuring handling ...\n{lost}'pytest'\n"))
+    text = str(failed(f"{lost}'no_such_module'\n{lost}'another'\n\nDuring handling ...\n{lost}'pytest'\n"))
     assert f"has loaded the module 'pytest' (from {pytest.__file__})" in text and "put its folder on sys.path" in text
     assert text.endswith("then close this vector env and build a new one.") and "Fix the env" not in text
     assert "Fix the env" in str(failed(f"{lost}'pytest'\n\nDuring handling ...\n{lost}'no_such_module'\n"))
