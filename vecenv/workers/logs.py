@@ -111,8 +111,8 @@ def _settings_of(handler: logging.Handler) -> HandlerSettings | None:
             make = partial(_to_stream, "stdout")
         elif handler.stream not in (sys.stderr, sys.__stderr__):  # an object in the memory of this process
             return None
-    elif isinstance(handler, logging.NullHandler):
-        return None
+    elif isinstance(handler, logging.NullHandler):  # without it, Python would print warnings of its logger to stderr
+        make = logging.NullHandler
     formatter = handler.formatter if picklable(handler.formatter) else None
     return HandlerSettings(make, handler.level, formatter, list(filter(picklable, handler.filters)))
 

@@ -108,7 +108,7 @@ class PendingRows:
         envs, objects = [], None
         if kind == READY:
             envs, objects = [worker.low + slot], payload
-        elif kind == READY_ROWS and isinstance(payload, RowsReply):
+        elif isinstance(payload, RowsReply):
             envs, objects = [worker.low + row for row in payload.rows], payload.objects
         if not envs or not self._in_flight.issuperset(envs):
             raise BadMessage(worker, f"an unexpected {Kind(kind).name} {slot}")

@@ -200,8 +200,7 @@ class Deadline:
 
     def restart(self) -> None:
         """Leaves the full number of seconds from now on, and extends the deadline."""
-        self._due = time.monotonic()
-        self._end = self._due + self._seconds
+        self._end = time.monotonic() + self._seconds
         self.extend()
 
     def extend(self) -> None:

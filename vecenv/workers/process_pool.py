@@ -106,8 +106,6 @@ class ProcessPool(Pool):
             with interrupts_deferred():
                 self.workers.append(self._starter.start(run, self.workers))
         self._messenger.listen()
-        if not self._restart:
-            self._starter.forget()
         self._pending_command = PendingCommand(START, 0, frames)
         for gone in self._messenger.send(zip(self.workers, frames, strict=True)):
             self._replace(gone, self._pending_command)

@@ -118,11 +118,6 @@ class WorkerStarter:
         pickled = self._pickled.get(index) if again else self._pickled.pop(index, None)
         return encode(Kind.START, payload=StartCommand(launch.environment(), pickled, next_step))
 
-    def forget(self) -> None:
-        """Forgets what the workers build: none of them will be started again."""
-        self._pickled.clear()
-        self._inherited.clear()
-
 
 def _parts(env_fns: Sequence[Callable] | Batched, run: EnvRange, worker_init: Any) -> dict[str, Any]:
     """Returns the functions that a worker receives, by name."""

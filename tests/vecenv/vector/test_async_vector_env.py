@@ -183,6 +183,8 @@ def test_attributes_are_read_set_and_called_in_every_env():
         assert envs.get_attr("length") == (9, 9, 9)
         with pytest.raises(AttributeError, match="nonsense"):
             envs.get_attr("nonsense")
+        with pytest.raises(AttributeError, match="np_random_seed"):
+            envs.set_attr("np_random_seed", 1)
         envs.reset()  # an AttributeError leaves the envs usable
         with pytest.raises(ValueError, match=r"2.*values for 3"):
             envs.set_attr("length", [1, 2])
@@ -403,8 +405,10 @@ def test_an_argument_that_cannot_be_pickled_is_rejected_before_anything_is_sent(
 
 
 def test_workers_see_current_environment_variables(monkeypatch):
-    for value in ("one", "two"):
-        monkeypatch.setenv("VECENV_TEST", value)
+    for value in ("one", "two", None):
+        monkeypatch.delenv("VECENV_TEST", raising=False)
+        if value is not None:
+            monkeypatch.setenv("VECENV_TEST", value)
         with vecenv.AsyncVectorEnv([VariableEnv] * 2, num_workers=1) as envs:
             assert envs.call("variable", "VECENV_TEST") == (value, value)
 

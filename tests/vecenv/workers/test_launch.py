@@ -201,6 +201,37 @@ def test_an_env_that_holds_pythons_lock_does_not_outlive_a_killed_parent_and_oth
     assert (tmp_path / "1-closed").exists()
 
 
+BUSY = """
+import os, signal, sys, time
+import vecenv
+from tests.helpers import CountingEnv
+
+class Env(CountingEnv):
+    def step(self, action):
+        open(f"{{sys.argv[1]}}/{{self.index}}-{{os.getpid()}}", "w").close()
+        time.sleep(0.3 * self.index)  # the parent is killed meanwhile
+        return super().step(action)
+    def close(self):
+        open(f"{{sys.argv[1]}}/{{self.index}}-closed", "w").close()
+
+envs = vecenv.AsyncVectorEnv([lambda i=i: Env(i) for i in range(2)], num_workers=2, context={context!r})
+envs.reset()
+envs.step_async([0, 0])
+while len(os.listdir(sys.argv[1])) < 2:
+    os.sched_yield()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("context", METHODS)
+def test_envs_finish_their_step_and_are_closed_when_their_parent_is_killed(context, tmp_path):
+    subprocess.run([sys.executable, "-c", BUSY.format(context=context), str(tmp_path)], cwd=ROOT, timeout=60)
+    pids = [int(path.name[2:]) for path in tmp_path.iterdir() if not path.name.endswith("closed")]
+    assert len(pids) == 2
+    wait_for_end(pids)
+    assert (tmp_path / "0-closed").exists() and (tmp_path / "1-closed").exists()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_the_process_group_leaves_no_process_and_no_temporary_files(number, tmp_path):
     script = STOPPED.format(context="forkserver", stop="")
@@ -452,9 +483,10 @@ def test_a_restart_keeps_no_descriptor_of_the_dead_worker(context):
         envs.reset()
         gc.disable()
         try:
-            counts = []
+            counts, dead = [], []
             for _ in range(3):
-                envs.processes[0].kill()
+                dead.append(envs.processes[0])
+                dead[-1].kill()
                 envs.step([0, 0])
                 envs.step([0, 0])
                 counts.append(len(os.listdir("/proc/self/fd")))
@@ -482,6 +514,10 @@ class Starter(CountingEnv):
         self.program.kill()
         self.program.communicate()
 
+    def terminate(self):
+        self.program.terminate()
+        return self.program.wait(timeout=30)
+
     def pipe_is_inheritable(self):
         import stat
 
@@ -495,10 +531,11 @@ class Starter(CountingEnv):
 
 
 @pytest.mark.parametrize("context", METHODS)
-def test_programs_that_envs_start_do_not_inherit_the_pipe(context):
+def test_programs_that_envs_start_do_not_inherit_the_pipe_and_end_on_sigterm(context):
     with vecenv.AsyncVectorEnv([lambda: Starter(0)], num_workers=1, context=context) as envs:
         envs.reset()
         assert envs.call("pipe_is_inheritable") == (False,)
+        assert envs.call("terminate") == (-signal.SIGTERM,)
 
 
 def test_the_fork_server_is_not_multiprocessings_own():

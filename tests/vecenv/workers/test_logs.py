@@ -10,17 +10,25 @@ ROOT = Path(__file__).parents[3]
 
 
 LOGGING = """
-import logging, logging.handlers, sys
+import io, logging, logging.handlers, sys
 import vecenv
 from tests.helpers import CountingEnv
 
 {configuration}
+
+logging.getLogger("chatty").setLevel("WARNING")
+logging.getLogger("disabled").disabled = True
+logging.getLogger("apart").propagate = False
+logging.getLogger("apart").addHandler(logging.NullHandler())
+logging.getLogger("apart").addHandler(logging.StreamHandler(io.StringIO()))
 
 class Logging(CountingEnv):
     def step(self, action):
         logging.getLogger("robot").info("moved")
         logging.getLogger("robot").debug("details")
         logging.getLogger("chatty").info("chatter")
+        for name in ("disabled", "apart"):
+            logging.getLogger(name).error("never")
         return super().step(action)
 
 with vecenv.AsyncVectorEnv([lambda: Logging(0)], num_workers=1, context={context!r}) as envs:
@@ -43,13 +51,14 @@ CONFIGURATIONS = {
     ),
     "disabled": ("logging.basicConfig(level='DEBUG')\nlogging.disable('INFO')", ""),
     "named logger": (
-        "robot = logging.getLogger('robot')\nrobot.setLevel('INFO')\nrobot.addHandler(logging.StreamHandler())",
+        "logging.getLogger().setLevel('INFO')\nlogging.getLogger('robot').addHandler(logging.StreamHandler())",
         "moved\n",
     ),
-    "own handler and format": (
+    "own handler, format and filter": (
         "class Own(logging.Handler):\n    emit = print\nclass Format(logging.Formatter):\n"
         "    def format(self, record):\n        return 'own ' + record.getMessage()\n"
-        "handler = Own()\nhandler.setFormatter(Format())\nlogging.basicConfig(level='INFO', handlers=[handler])",
+        "handler = Own()\nhandler.setFormatter(Format())\nhandler.addFilter(lambda each: each.levelname == 'INFO')\n"
+        "logging.basicConfig(level='DEBUG', handlers=[handler])",
         "own moved\n",
     ),
     "level of a handler, and a filter that cannot be pickled": (
@@ -70,7 +79,6 @@ CONFIGURATIONS = {
 )
 def test_messages_that_envs_log_go_where_the_script_sends_its_own(configuration, logged, context, tmp_path):
     file = tmp_path / "log"
-    configuration += "\nlogging.getLogger('chatty').setLevel('WARNING')"
     script = LOGGING.format(configuration=configuration, context=context)
     done = subprocess.run([sys.executable, "-c", script, file], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout + done.stderr + (file.read_text() if file.exists() else "") == logged

@@ -13,7 +13,7 @@ import pytest
 import vecenv
 from tests.helpers import CountingEnv, FaultyEnv, before_each_message, counting_fns
 from tests.start_methods import METHODS
-from vecenv.workers import pipes
+from vecenv.workers import launch, pipes
 
 
 def open_files():
@@ -50,6 +50,29 @@ def test_no_file_descriptor_is_left_open_however_the_envs_end(method):
         for fault in faults:
             once(fault)
         assert open_files() == before
+
+
+@pytest.mark.parametrize("error", [OSError("too many processes"), EOFError(), KeyboardInterrupt()], ids=repr)
+def test_a_process_that_cannot_be_started_is_a_dead_worker_and_leaves_nothing_open(error, monkeypatch):
+    start, calls = launch.start_process, []
+
+    def start_one(*arguments, **how):
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise error
+        return start(*arguments, **how)
+
+    vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1).close()
+    before = open_files()
+    monkeypatch.setattr(launch, "start_process", start_one)
+    wanted = type(error) if isinstance(error, KeyboardInterrupt) else vecenv.WorkerDied
+    with pytest.raises(wanted) as raised:
+        vecenv.AsyncVectorEnv(counting_fns(4), num_workers=2)
+    if wanted is vecenv.WorkerDied:
+        named = f"worker 1 (envs 2:4) ended during startup ({type(error).__name__}: {error})"
+        assert str(raised.value).startswith(named)
+    del raised
+    assert open_files() == before
 
 
 def test_after_an_interrupt_between_two_messages_only_close_is_legal():

@@ -1,8 +1,11 @@
 """Tests of on_worker_death="restart": the run continues, and the cut episodes are truncated."""
 
+import contextlib
 import os
 import signal
+import stat
 import threading
+import time
 
 import gymnasium as gym
 import numpy as np
@@ -11,8 +14,9 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 import vecenv
-from tests.helpers import CountingEnv, assert_same, counting_fns
+from tests.helpers import CountingEnv, assert_same, counting_fns, wait_for_end
 from tests.start_methods import METHODS
+from vecenv.workers import messenger, pipes
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*It is restarted")
 
@@ -234,25 +238,110 @@ def test_infos_continue_after_a_restart():
         np.testing.assert_array_equal(infos["_steps"], [True] * 4)
 
 
-def test_an_env_that_can_no_longer_be_built_is_an_error_after_three_attempts(tmp_path):
-    alive = tmp_path / "alive"
-    alive.touch()
-
+def test_a_worker_may_die_twice_in_a_row_but_a_third_death_is_an_error(tmp_path):
     class Mortal(CountingEnv):
+        """Ends its process instead of being built, once for each file in the folder."""
+
         def __init__(self, index):
-            if not alive.exists():
+            for file in tmp_path.iterdir():
+                file.unlink()
                 os._exit(5)
-            super().__init__(index)
+            super().__init__(index, 50)
 
     fns = [lambda i=i: Mortal(i) for i in range(2)]
     with vecenv.AsyncVectorEnv(fns, num_workers=2, on_worker_death="restart") as envs:
-        envs.reset()
-        alive.unlink()
+        for truncated in ([], [True, False], [True, False]):
+            kill(envs, 0)
+            (tmp_path / "1").touch()
+            if truncated:
+                assert envs.step([0, 0])[3].tolist() == truncated
+                envs.send([0, 0])
+                envs.recv()
+            else:
+                envs.reset()
+        for i in range(9):
+            (tmp_path / str(i)).touch()
         kill(envs, 0)
         with pytest.raises(vecenv.WorkerDied, match=r"worker 0 \(envs 0:1\).*3 times in a row"):
             envs.step([0, 0])
+        assert len(list(tmp_path.iterdir())) == 7
         with pytest.raises(vecenv.StateError):
             envs.step([0, 0])
+
+
+def test_without_infos_a_cut_episode_has_none_and_its_episode_infos_are_nan():
+    with restarting(length=3, infos=False, info_keys=["share"]) as envs:  # lengths 3, 4, 5, 3
+        envs.reset()
+        for _ in range(4):
+            envs.step([0] * 4)
+        kill(envs, 0)
+        *_, truncated, infos = envs.step([0] * 4)
+        assert truncated.tolist() == [True, False, False, False] and infos == {}
+        np.testing.assert_array_equal(envs.episode_infos["share"], [np.nan, np.nan, 1.0, np.nan])
+
+
+def test_a_restore_ends_the_episodes_that_were_cut_and_begins_the_ones_that_can_be_cut():
+    with restarting(2) as envs:
+        envs.reset()
+        states = envs.get_state()
+        envs.step([0] * 2), envs.step([0] * 2)
+        kill(envs, 0)
+        envs.call("index")  # the cut is not reported
+        envs.set_state(states)
+        observations, _, _, truncated, _ = envs.step([0] * 2)
+        assert not truncated.any() and observations[:, 2].tolist() == [1] * 2
+        envs.set_state(states)
+        kill(envs, 0)
+        observations, _, _, truncated, _ = envs.step([0] * 2)
+        assert truncated.tolist() == [True, False] and observations[:, 2].tolist() == [0, 1]
+
+
+class Deserting(CountingEnv):
+    """At its first step, leaves as `how` says, unless the file `gone` exists. Is then rebuilt and reset slowly."""
+
+    def __init__(self, gone, how):
+        super().__init__(0, 50)
+        self._gone, self._how = gone, how
+        self._delay()
+
+    def _delay(self):
+        if self._gone.exists():
+            time.sleep(0.1)
+
+    def reset(self, **kwargs):
+        self._delay()
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        if not self._gone.exists():
+            self._gone.write_text(str(os.getpid()))
+            if self._how == "dies":
+                os._exit(3)
+            for number in map(int, os.listdir("/proc/self/fd")):
+                with contextlib.suppress(OSError):
+                    if stat.S_ISSOCK(os.fstat(number).st_mode):
+                        os.close(number)
+            signal.pause()
+        return super().step(action)
+
+
+def test_the_timeout_of_a_step_begins_again_when_its_worker_has_been_replaced(tmp_path, monkeypatch):
+    monkeypatch.setattr(pipes, "SLICE_S", 60.0)  # time that is left for a command that was sent again, at least
+    with vecenv.AsyncVectorEnv([lambda: Deserting(tmp_path / "gone", "dies")], on_worker_death="restart") as envs:
+        envs.reset()
+        envs.step_async([0])
+        envs.processes[0].join()
+        assert envs.step_wait(timeout=0)[3].tolist() == [True]
+
+
+def test_a_worker_that_closes_its_pipe_is_replaced_and_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(messenger, "END_S", 0.1)
+    with vecenv.AsyncVectorEnv([lambda: Deserting(tmp_path / "gone", "closes")], on_worker_death="restart") as envs:
+        envs.reset()
+        with pytest.warns(UserWarning, match=r"worker 0 \(envs 0:1\) closed its pipe but is still running during step"):
+            assert envs.step([0])[3].tolist() == [True]
+        wait_for_end([int((tmp_path / "gone").read_text())])
+        assert envs.step([0])[0][:, 2].tolist() == [0]
 
 
 def test_a_death_during_construction_is_an_error_even_with_restart():

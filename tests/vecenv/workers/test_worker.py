@@ -2,9 +2,12 @@
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +15,8 @@ import pytest
 import vecenv
 from tests.helpers import CountingEnv, counting_fns, process_exists, wait_for_end
 from tests.start_methods import METHODS
+
+ROOT = Path(__file__).parents[3]
 
 
 class UnrulyEnv(CountingEnv):
@@ -101,6 +106,69 @@ def test_envs_may_choose_the_start_method_of_their_processes(method):
         assert envs.apply(squares) == [[1, 2]]
 
 
+class Closing(CountingEnv):
+    """Env 1 is closed later than env 0."""
+
+    def close(self):
+        time.sleep(0.1 * self.index)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_outlive_the_thread_that_started_them_and_exit_by_themselves_when_they_are_closed(method):
+    made, fns = [], [lambda i=i: Closing(i) for i in range(2)]
+    thread = threading.Thread(target=lambda: made.append(vecenv.AsyncVectorEnv(fns, num_workers=2, context=method)))
+    thread.start()
+    thread.join()
+    (envs,) = made
+    envs.reset()
+    assert envs.step([0, 0])[1].tolist() == [1.0, 1.0]
+    processes, began = list(envs.processes), time.monotonic()
+    envs.close(timeout=60)
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert time.monotonic() - began < 50, "the timeout has passed"
+
+
+def test_a_signal_that_reaches_a_forked_worker_does_not_wake_up_its_parent():
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False), os.set_blocking(writing, False)
+    before = signal.set_wakeup_fd(writing)
+    try:
+        with vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1, context="fork") as envs:
+            os.kill(envs.processes[0].pid, signal.SIGTERM)
+            envs.reset()
+            with pytest.raises(BlockingIOError):
+                os.read(reading, 1)
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(reading), os.close(writing)
+
+
+REGISTERING = """
+import sys
+sys.path.append({folder!r})
+import gymnasium as gym
+import registering
+import vecenv
+from tests.helpers import CountingEnv
+
+def make():
+    import registering
+    return CountingEnv(registering.INDEX)
+
+with vecenv.AsyncVectorEnv([make], num_workers=1) as envs:
+    print(envs.get_attr("index"))
+"""
+
+
+def test_a_package_that_registers_its_ids_again_in_a_worker_causes_no_warning(tmp_path):
+    (tmp_path / "registering.py").write_text(
+        "import gymnasium\ngymnasium.register('Mine-v0', 'tests.helpers:CountingEnv')\nINDEX = 7\n"
+    )
+    script = REGISTERING.format(folder=str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("(7,)\n", "")
+
+
 ORPHANS = """
 import os, signal, sys
 import vecenv
@@ -185,6 +253,21 @@ def test_an_unpicklable_result_is_an_error_and_the_envs_remain_usable():
         with pytest.raises(TypeError, match="pickle"):
             envs.apply(lambda env: threading.Lock())
         envs.step([0, 0])
+
+
+class Vast:
+    """An object for whose pickle there is no memory."""
+
+    def __reduce__(self):
+        raise MemoryError
+
+
+def test_the_error_for_a_reply_that_does_not_fit_in_memory_names_the_limit():
+    with (
+        vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1) as envs,
+        pytest.raises(MemoryError, match=r"This process (ran out of memory|has no memory left)"),
+    ):
+        envs.apply(lambda env: Vast())
 
 
 def unknown():
