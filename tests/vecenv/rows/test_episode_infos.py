@@ -99,17 +99,18 @@ def test_episode_infos_equal_those_of_a_plain_loop(mode, infos, envs):
         np.testing.assert_array_equal(values, wanted[episode])
 
 
-SUMS = ("nested/score:sum", "nested/score:mean", "slashed/name:mean", "rare:sum", "often:sum", "never:mean", "a:b:sum",
-        "a:b", "c:sum:last", "_odd:sum", "is_success:mean")  # fmt: skip
+SUMS = ("nested/score:sum", "nested/score:mean", "slashed/name:mean", "rare:sum", "often:sum", "once:mean",
+        "never:mean", "a:b:sum", "a:b", "c:sum:last", "_odd:sum", "is_success:mean")  # fmt: skip
 
 
 class SummedEnv(ScoringEnv):
-    """Has the info "often" at odd steps, keys with colons, and a key that begins with an underscore."""
+    """Has "often" at odd steps, "once" at one step, keys with colons, and a key that begins with an underscore."""
 
     def step(self, action):
         *results, info = super().step(action)
-        often = {"often": 10 * self.index + self.steps} if self.steps % 2 else {}
-        return *results, {**info, **often, "a:b": self.steps, "c:sum": self.index, "_odd": float(self.steps)}
+        some = {"often": 10 * self.index + self.steps} if self.steps % 2 else {}
+        some |= {"once": 10 + self.index} if self.steps == 2 else {}
+        return *results, {**info, **some, "a:b": self.steps, "c:sum": self.index, "_odd": float(self.steps)}
 
 
 def summed_functions(num_envs=4, length=3):
@@ -221,21 +222,27 @@ def test_sums_continue_from_a_saved_state_and_are_unknown_if_it_lacks_them():
 
     with vecenv.SyncVectorEnv(functions(), info_keys=["a:b:sum"]) as envs:
         envs.reset(seed=0)
+        begun = envs.get_state()
         for _ in range(3):  # ends the episode of env 0 only
             envs.step([0, 0])
         states = vecenv.state.loads(vecenv.state.dumps(envs.get_state()))
-    keys = ["a:b:mean", "slashed/name:sum"]
+    keys = ["a:b:mean", "slashed/name:mean"]
     with vecenv.AsyncVectorEnv(functions(), num_workers=1, info_keys=keys) as envs:
         envs.set_state(states)
         ends = []
         for _ in range(6):
             envs.step([0, 0])
             ends.append(np.stack(list(envs.episode_infos.values())))
+        envs.set_state(begun)  # in which nothing is missing, because no step was taken
+        for _ in range(4):
+            envs.step([0, 0])
+        whole = np.stack(list(envs.episode_infos.values()))
     nan = np.nan
     # Env 1 ends the restored episode in step 1 and a whole one in step 6; env 0 begins in step 1 and ends in step 4.
     np.testing.assert_array_equal(ends[0], [[nan, 2.5], [nan, nan]])
     np.testing.assert_array_equal(ends[3], [[2.0, nan], [0.0, nan]])
-    np.testing.assert_array_equal(ends[5], [[nan, 2.5], [nan, 4.0]])
+    np.testing.assert_array_equal(ends[5], [[nan, 2.5], [nan, 1.0]])
+    np.testing.assert_array_equal(whole, [[nan, 2.5], [nan, 1.0]])
 
 
 @pytest.mark.parametrize("build", ["single", "batched"])
