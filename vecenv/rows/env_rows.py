@@ -177,8 +177,6 @@ class EnvRows(Rows):
         return self._objects_of(infos) if infos or self._object_leaves else NO_OBJECTS
 
     def step_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> Iterator[tuple[list[int], StepObjects]]:
-        if self._options.own_copies and orders[0][1] is not None:  # in each order, or in none
-            orders = [(row, copied(action)) for row, action in orders]
         for row, action in orders:
             yield [row], self.step(slot, action, range(row, row + 1))
 

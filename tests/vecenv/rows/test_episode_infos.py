@@ -61,13 +61,14 @@ def expected(num_envs, episodes):
     return found
 
 
-def play(envs, steps=14):
+def play(envs, with_infos, steps=14):
     """Returns the infos of each episode, and checks that they are NaN where no episode ends."""
     found, episode = {}, [0] * envs.num_envs
-    envs.reset(seed=0)
+    assert bool(envs.reset(seed=0)[1]) is with_infos
     assert all(np.isnan(values).all() for values in envs.episode_infos.values())
     for _ in range(steps):
-        _, _, terminated, truncated, _ = envs.step([0] * envs.num_envs)
+        _, _, terminated, truncated, all_infos = envs.step([0] * envs.num_envs)
+        assert with_infos or all_infos.keys() <= {"final_obs", "_final_obs"}
         over, infos = terminated | truncated, envs.episode_infos
         assert tuple(infos) == envs.info_keys == KEYS
         for values in infos.values():
@@ -92,7 +93,7 @@ def test_episode_infos_equal_those_of_a_plain_loop(mode, infos, envs):
         "batched": lambda: vecenv.SyncVectorEnv(batched(), **how),
         "batched in a worker": lambda: vecenv.AsyncVectorEnv(batched(), num_workers=1, **how),
     }[envs]() as vector:
-        found = play(vector)
+        found = play(vector, infos)
     assert len(found) >= 8
     wanted = expected(4, episodes=5)
     for episode, values in found.items():
