@@ -244,7 +244,6 @@ class EnvRows(Rows):
 
     def _begin_episode(self, at: _EnvSlot, i: int, began: list[int]) -> tuple[Any, dict[str, Any]]:
         """Resets an env and returns the first observation and info of its next episode."""
-        self._episodes.assert_autoreset()
         observation, info = self._reset(i)
         at.rewards[i], self._episodes.next_step[i] = 0.0, STEPS
         began.append(i)

@@ -67,6 +67,9 @@ class PartialCountingVectorEnv(CountingVectorEnv):
             self._envs._autoreset_envs[i] = terminated or truncated
         return (*results, infos)
 
+    def episode(self):
+        return self._envs.envs[0].episode
+
 
 def batched(num_envs=3, cls=CountingVectorEnv, **kwargs):
     return Batched(lambda num_envs, autoreset_mode: cls(num_envs, autoreset_mode, **kwargs), num_envs)
@@ -165,6 +168,7 @@ def test_a_worker_that_dies_restarts_and_its_episodes_are_cut(mode):
         envs.processes[0].kill(), envs.processes[0].join()
         observations, rewards, _, truncated, infos = envs.step([0] * 4)
         assert list(rewards) == [0, 0, 7, 7] and list(truncated) == [True, True, False, False]
+        assert min(envs.call("episode")) >= 0  # the new envs can be used before their next step
         assert list(infos["worker_restarted"]) == [True, True, False, False]
         assert envs.episode_returns.tolist() == [21, 21, 28, 28]
         assert envs.episode_lengths.tolist() == [6, 6, 7, 7]
