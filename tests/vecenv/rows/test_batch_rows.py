@@ -71,6 +71,12 @@ class PartialCountingVectorEnv(CountingVectorEnv):
         return self._envs.envs[0].episode
 
 
+class HandingOver(PartialCountingVectorEnv):
+    """Lets the engine pass on its infos without copies."""
+
+    hands_over_infos = True
+
+
 def batched(num_envs=3, cls=CountingVectorEnv, **kwargs):
     return Batched(lambda num_envs, autoreset_mode: cls(num_envs, autoreset_mode, **kwargs), num_envs)
 
@@ -119,13 +125,14 @@ def test_any_vector_env_returns_the_same_in_workers_as_alone(mode, num_workers):
 
 
 @pytest.mark.parametrize("build", ["serial", 0, 1])
-def test_batched_rows_equal_rows_stepped_one_by_one(build):
+@pytest.mark.parametrize("cls", [CountingVectorEnv, HandingOver])
+def test_batched_rows_equal_rows_stepped_one_by_one(build, cls):
     """Totals, infos and final observations equal those of the same envs made from a list of functions."""
     for mode in MODES[:2]:
         if build == "serial":
-            ours = vecenv.SyncVectorEnv(batched(4), autoreset_mode=mode)
+            ours = vecenv.SyncVectorEnv(batched(4, cls), autoreset_mode=mode)
         else:
-            ours = vecenv.AsyncVectorEnv(batched(4), num_workers=build, autoreset_mode=mode)
+            ours = vecenv.AsyncVectorEnv(batched(4, cls), num_workers=build, autoreset_mode=mode)
         with ours, vecenv.SyncVectorEnv(counting_fns(4), autoreset_mode=mode) as theirs:
             assert_same(ours.reset(seed=0), theirs.reset(seed=0))
             for _ in range(11):
@@ -135,8 +142,9 @@ def test_batched_rows_equal_rows_stepped_one_by_one(build):
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_send_and_recv_can_step_a_subset_of_the_rows(num_workers):
-    fns = batched(4, PartialCountingVectorEnv)
+@pytest.mark.parametrize("cls", [PartialCountingVectorEnv, HandingOver])
+def test_send_and_recv_can_step_a_subset_of_the_rows(num_workers, cls):
+    fns = batched(4, cls)
     with vecenv.AsyncVectorEnv(fns, num_workers=num_workers) as ours, vecenv.SyncVectorEnv(counting_fns(4)) as theirs:
         ours.reset(seed=0), theirs.reset(seed=0)
         for ids in ([0, 2], [1], [0, 1, 2, 3], [3, 0], [2], [1, 3], [0, 1, 2, 3]):
@@ -244,6 +252,15 @@ class Wild(CountingVectorEnv):
         return (observations, *rest)
 
 
+class WildReset(CountingVectorEnv):
+    """Returns NaN in its last row from `reset`."""
+
+    def reset(self, **arguments):
+        observations, infos = super().reset(**arguments)
+        observations[-1, 2] = np.nan
+        return observations, infos
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("option", ["float32_observations", "finite_observations"])
 def test_observations_must_be_finite_on_request(num_workers, option):
@@ -253,6 +270,11 @@ def test_observations_must_be_finite_on_request(num_workers, option):
         envs.step([0] * 4)
         with pytest.raises(ValueError, match=r"observation of env (3|1) is not finite"):
             envs.step([0] * 4)
+    with (
+        vecenv.AsyncVectorEnv(batched(4, WildReset), num_workers=num_workers, **{option: True}) as envs,
+        pytest.raises(ValueError, match=r"observation of env (3|1) is not finite"),
+    ):
+        envs.reset(seed=0)
 
 
 def test_actions_are_clipped_to_the_bounds():
@@ -264,12 +286,21 @@ def test_actions_are_clipped_to_the_bounds():
             assert_same(ours.step(wild), theirs.step(np.clip(wild, -1, 1)))
 
 
+class Talking(CountingVectorEnv):
+    """Its actions have no fixed shape."""
+
+    def __init__(self, num_envs, autoreset_mode):
+        super().__init__(num_envs, autoreset_mode)
+        self.single_action_space = spaces.Text(5)
+
+
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
         (lambda num_envs, autoreset_mode: CountingEnv(0), TypeError, "returned a CountingEnv"),
         (lambda num_envs, autoreset_mode: CountingVectorEnv(7, autoreset_mode), ValueError, "a vector env of 7 envs"),
         (lambda num_envs, autoreset_mode: CountingVectorEnv(num_envs, "SameStep"), ValueError, "autoreset_mode"),
+        (lambda num_envs, autoreset_mode: Talking(num_envs, autoreset_mode), ValueError, "(?s)Text.*backend='python'"),
         (lambda wrong: None, TypeError, "num_envs"),
     ],
 )
@@ -277,6 +308,31 @@ def test_actions_are_clipped_to_the_bounds():
 def test_an_unsuitable_vector_env_is_rejected(make, error, message, num_workers):
     with pytest.raises(error, match=message):
         vecenv.AsyncVectorEnv(Batched(make, 4), num_workers=num_workers)
+
+
+def test_an_error_of_a_reset_with_seeds_says_that_seeds_are_a_list():
+    class OneSeed(CountingVectorEnv):
+        def reset(self, *, seed=None, options=None):
+            raise TypeError("no")
+
+    for seed, notes in ((0, True), (None, False)):
+        with vecenv.SyncVectorEnv(batched(4, OneSeed)) as envs, pytest.raises(TypeError, match="no") as caught:
+            envs.reset(seed=seed)
+        assert any("must accept a list of seeds" in note for note in caught.value.__notes__) is notes
+
+
+@pytest.mark.parametrize(
+    ("how", "dropped"), [({}, False), ({"infos": False}, True), ({"infos": False, "info_keys": ["steps"]}, False)]
+)
+def test_a_vector_env_learns_that_its_infos_are_not_needed(how, dropped):
+    class Dropping(CountingVectorEnv):
+        dropped = False
+
+        def drop_infos(self):
+            self.dropped = True
+
+    with vecenv.SyncVectorEnv(batched(4, Dropping), **how) as envs:
+        assert envs.get_attr("dropped") == (dropped,) * 4
 
 
 def test_invalid_arguments_are_rejected():
@@ -389,14 +445,15 @@ def test_infos_in_another_format_are_an_error_whatever_the_number_of_workers(val
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_infos_that_are_dropped_need_no_arrays(num_workers):
+@pytest.mark.parametrize("cls", [Telling, type("TellingOver", (Telling,), {"hands_over_infos": True})])
+def test_infos_that_are_dropped_need_no_arrays(num_workers, cls):
     def says(kind, n):
         return {"names": ["a"] * n, "_names": np.ones(n, bool), "score": 3.0, "_score": np.ones(n, bool)}
 
-    env = Batched(partial(Telling, says), 4)
+    env = Batched(partial(cls, says), 4)
     with vecenv.AsyncVectorEnv(env, num_workers=num_workers, autoreset_mode="Disabled", infos=False) as envs:
         envs.reset(seed=0)
-        envs.step([0] * 4)
+        assert envs.step([0] * 4)[-1] == {}
         assert envs.reset(options={"reset_mask": np.array([True, False, True, False])})[1] == {}
 
 
@@ -554,6 +611,16 @@ def test_a_vector_env_may_write_its_observations_into_the_rows(mode, num_workers
             given = [out for out in received if out is not None]
             assert len(given) == 12 and all(np.shares_memory(out, memory) for out in given)
             assert all(out.dtype == memory.dtype and out.shape == (4, 3) for out in given)
+
+
+@pytest.mark.parametrize("without", ["reset", "step"])
+def test_a_vector_env_gets_no_arrays_if_one_of_its_methods_does_not_accept_them(without):
+    half = type("Half", (Filling,), {without: getattr(CountingVectorEnv, without)})
+    received = []
+    with vecenv.SyncVectorEnv(batched(4, half, received=received)) as ours, vecenv.SyncVectorEnv(batched(4)) as theirs:
+        assert_same(ours.reset(seed=0), theirs.reset(seed=0))
+        assert_same(ours.step([0] * 4), theirs.step([0] * 4))
+    assert received == [None]
 
 
 def test_a_wrapper_still_changes_the_observations_of_a_vector_env_that_writes_into_rows():

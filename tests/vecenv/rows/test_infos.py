@@ -17,7 +17,15 @@ from hypothesis import strategies as st
 
 import vecenv
 from tests.helpers import CountingEnv, assert_same, counting_fns
-from vecenv.rows.infos import batched_infos, columns_of, columns_of_batch, columns_of_mask, split_infos
+from vecenv.rows.infos import (
+    add_masked_infos,
+    batched_infos,
+    columns_of,
+    columns_of_batch,
+    columns_of_mask,
+    masked_infos,
+    split_infos,
+)
 from vecenv.rows.messages import StepObjects
 
 values = st.one_of(
@@ -117,10 +125,31 @@ def arrays_of(infos):
 
 @pytest.mark.parametrize("mask", [[True] * 3, [True, False, True], [False] * 3])
 def test_infos_of_a_mask_are_those_of_its_envs(mask):
-    values = {"x": np.arange(3.0), "n": np.array([[1, 2], [3, 4], [5, 6]])}
-    found = batched_infos(columns_of_mask(values, np.array(mask)), 3)
-    each = [(i, {key: array[i] for key, array in values.items()}) for i in range(3) if mask[i]]
-    assert_same(found, batched_infos(columns_of(each), 3))
+    mask, texts = np.array(mask), np.array(["a", "b", None])
+    values = {"x": np.arange(3.0), "n": np.array([[1, 2], [3, 4], [5, 6]]), "text": texts, "_x": np.ones(3)}
+    expected = batched_infos(columns_of(infos_of_rows(values, np.flatnonzero(mask))), 3)
+    assert_same(batched_infos(columns_of_mask(values, mask), 3), expected)
+    found = masked_infos(deepcopy(values), mask)
+    assert_same(found, expected)
+    masks = [mask, *(values for key, values in found.items() if key[0] == "_")]
+    assert not any(np.shares_memory(one, other) for one, other in itertools.combinations(masks, 2))
+
+
+def infos_of_rows(values, rows):
+    return [(int(i), {key: array[i] for key, array in values.items()}) for i in rows]
+
+
+@pytest.mark.parametrize("added", [[1], [1, 3], []])
+def test_infos_of_a_mask_can_be_added_to_those_of_other_envs(added):
+    """They may have other keys, dtypes or shapes."""
+    first = {"same": np.arange(4.0), "number": np.arange(4), "shape": np.ones((4, 2)), "first": np.arange(4)}
+    second = {"same": 10 + np.arange(4.0), "number": np.arange(4) / 8, "shape": np.ones(4), "second": np.arange(4)}
+    second |= {"_first": np.ones(4), "_second": np.ones(4)}  # the names of masks
+    rows, mask = np.array([True, False, True, False]), np.isin(range(4), added)
+    expected = batched_infos(columns_of(infos_of_rows(first, [0, 2]) + infos_of_rows(second, added)), 4)
+    found = masked_infos(deepcopy(first), rows)
+    add_masked_infos(found, deepcopy(second), mask)
+    assert_same(found, expected)
 
 
 @settings(max_examples=200, deadline=None)
