@@ -37,9 +37,10 @@ class CountingVectorEnv(VectorEnv):
         self.single_action_space = CountingEnv.action_space
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
-        self.color = "blue"
+        self.color, self.size, self.options = "blue", (3, 4), None
 
     def reset(self, *, seed=None, options=None):
+        self.options = options and dict(options)
         return self._envs.reset(seed=seed, options=options)
 
     def step(self, actions):
@@ -157,6 +158,34 @@ def test_send_and_recv_can_step_a_subset_of_the_rows(num_workers, cls):
                 assert_same(batch.infos[key][at], values[there])
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_actions_of_another_dtype_than_that_of_the_space_reach_the_vector_env_unchanged(num_workers):
+    class Acting(PartialCountingVectorEnv):
+        def __init__(self, num_envs, autoreset_mode):
+            super().__init__(num_envs, autoreset_mode)
+            self.single_action_space = spaces.Box(-1, 1, (1,), np.float32)
+            self.action_space = batch_space(self.single_action_space, num_envs)
+
+        def step_rows(self, ids, actions):
+            self.received = dict(zip(ids, actions.tolist(), strict=True))
+            return super().step_rows(ids, np.zeros(len(ids), np.int64))
+
+    with vecenv.AsyncVectorEnv(batched(3, Acting), num_workers=num_workers) as envs:
+        envs.reset(seed=0)
+        envs.send(np.array([[0.1], [0.2]]), [2, 0])
+        envs.recv()
+        assert envs.get_attr("received")[0] == {2: [0.1], 0: [0.2]}
+
+
+def test_a_masked_reset_passes_on_the_other_options():
+    with vecenv.SyncVectorEnv(batched(3), autoreset_mode="Disabled") as envs:
+        envs.reset(seed=0, options={"low": 1})
+        assert envs.get_attr("options")[0] == {"low": 1}
+        mask = np.array([True, False, True])
+        envs.reset(options={"reset_mask": mask, "low": 2})
+        assert_same(envs.get_attr("options")[0], {"reset_mask": mask, "low": 2})
+
+
 def test_sending_to_a_vector_env_that_cannot_step_a_subset_is_an_error():
     with vecenv.AsyncVectorEnv(batched(4), num_workers=1) as envs:
         envs.reset(seed=0)
@@ -183,6 +212,7 @@ def test_a_worker_that_dies_restarts_and_its_episodes_are_cut(mode):
         if mode == AutoresetMode.SAME_STEP:
             assert [row[2] for row in infos["final_obs"][:2]] == [6, 6]
             assert list(observations[:, 2]) == [0, 0, 7, 7]
+            assert infos["_started"].tolist() == [True, True, False, False]
             following = [[1, 1, 8, 8], [2, 2, 9, 9]]
         else:
             assert list(observations[:, 2]) == [6, 6, 7, 7]
@@ -196,6 +226,25 @@ def test_a_worker_that_dies_restarts_and_its_episodes_are_cut(mode):
         for steps in following:
             observations, _, _, truncated, _ = envs.step([0] * 4)
             assert list(observations[:, 2]) == steps and not truncated.any()
+
+
+def test_states_cannot_be_saved_while_rows_of_a_restarted_worker_wait_for_their_reset():
+    class Saving(PartialCountingVectorEnv):
+        def get_state(self):
+            return [env.get_state() for env in self._envs.envs]
+
+        def set_state(self, states):
+            raise NotImplementedError
+
+    with vecenv.AsyncVectorEnv(batched(4, Saving, length=50), num_workers=2, on_worker_death="restart") as envs:
+        envs.reset(seed=0)
+        envs.step([0] * 4)
+        envs.processes[0].kill(), envs.processes[0].join()
+        envs.step([0] * 4)  # reports the cut episodes
+        with pytest.raises(vecenv.NotRestorable, match="just restarted: step its envs"):
+            envs.get_state()
+        envs.step([0] * 4)
+        assert len(envs.get_state()) == 4
 
 
 def test_rows_whose_episode_was_over_when_their_worker_died_begin_the_next_episode():
@@ -227,7 +276,7 @@ def test_an_exception_of_the_vector_env_names_the_worker_and_its_envs():
 
 def test_attributes_belong_to_the_vector_env():
     with vecenv.AsyncVectorEnv(batched(4), num_workers=2) as envs:
-        assert envs.get_attr("color") == ("blue",) * 4
+        assert envs.get_attr("color") == ("blue",) * 4 and envs.get_attr("size") == ((3, 4),) * 4
         envs.set_attr("color", [np.ones(2) for _ in range(4)])
         assert envs.get_attr("color")[3].tolist() == [1, 1]
         envs.set_attr("color", "red")
@@ -438,10 +487,12 @@ def test_infos_in_another_format_are_an_error_whatever_the_number_of_workers(val
     def says(kind, n):
         return {"a": np.ones(n), "_a": np.ones(n, bool)} if kind == "reset" else values(n)
 
-    with vecenv.AsyncVectorEnv(Batched(partial(Telling, says), 4), num_workers=num_workers) as envs:
-        envs.reset(seed=0)
-        with pytest.raises(TypeError, match=message):
-            envs.step([0] * 4)
+    for infos in (True, False) if "mask" in message else (True,):
+        envs = vecenv.AsyncVectorEnv(Batched(partial(Telling, says), 4), num_workers=num_workers, infos=infos)
+        with envs:
+            envs.reset(seed=0)
+            with pytest.raises(TypeError, match=message):
+                envs.step([0] * 4)
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

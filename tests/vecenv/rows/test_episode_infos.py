@@ -177,7 +177,8 @@ def test_sums_and_means_count_the_steps_of_one_episode(mode, envs):
 @pytest.mark.parametrize("envs", ["serial", "parallel", "batched"])
 def test_infos_so_far_are_those_of_an_episode_that_would_end_now(mode, envs):
     """A cut-off episode counts with them, for example in an evaluation."""
-    how = {"autoreset_mode": mode, "infos": False, "info_keys": ["a:b", "a:b:sum", "a:b:mean", "often", "label"]}
+    keys = ["a:b", "a:b:sum", "a:b:mean", "often", "label", "nested/score"]
+    how = {"autoreset_mode": mode, "infos": False, "info_keys": keys}
     makes = [lambda i=i: SummedEnv(i, 3 + i) for i in range(3)]
     batch = vecenv.Batched(
         lambda num_envs, autoreset_mode: gym.vector.SyncVectorEnv(makes, autoreset_mode=autoreset_mode), 3
@@ -194,7 +195,7 @@ def test_infos_so_far_are_those_of_an_episode_that_would_end_now(mode, envs):
             vector.step([0] * 3)  # the strings under "label" would be an error at the end of an episode
         found = vector.infos_so_far
         assert found["a:b"].tolist() == [2] * 3 and found["a:b:sum"].tolist() == [3] * 3
-        assert found["a:b:mean"].tolist() == [1.5] * 3
+        assert found["a:b:mean"].tolist() == [1.5] * 3 and found["nested/score"].tolist() == [2.0] * 3
         assert np.isnan(found["often"]).all() and np.isnan(found["label"]).all()
         vector.reset(options={"reset_mask": np.array([False, True, False])})
         np.testing.assert_array_equal(vector.infos_so_far["a:b:sum"], [3, np.nan, 3])
