@@ -148,7 +148,7 @@ def test_send_and_recv_can_step_a_subset_of_the_rows(num_workers, cls):
     fns = batched(4, cls)
     with vecenv.AsyncVectorEnv(fns, num_workers=num_workers) as ours, vecenv.SyncVectorEnv(counting_fns(4)) as theirs:
         ours.reset(seed=0), theirs.reset(seed=0)
-        for ids in ([0, 2], [1], [0, 1, 2, 3], [3, 0], [2], [1, 3], [0, 1, 2, 3]):
+        for ids in ([3, 1, 0, 2], [0, 2], [1], [0, 1, 2, 3], [3, 0], [2], [1, 3], [0, 1, 2, 3]):
             for envs in (ours, theirs):
                 envs.send([0] * len(ids), ids)
             batch, expected = ours.recv(), theirs.recv()
@@ -478,6 +478,8 @@ def test_infos_do_not_depend_on_the_number_of_workers(num_workers):
         (lambda n: {"b": np.ones(n)}, r"at step has the key 'b' without a mask '_b'"),
         (lambda n: {"b": np.ones(n), "_b": np.ones(n + 1, bool)}, r"at step has the key 'b' without a mask '_b'"),
         (lambda n: {"b": np.ones(n), "_b": [True] * n}, r"at step has the key 'b' without a mask '_b'"),
+        (lambda n: {"b": np.ones(n), "_b": np.ones(n)}, r"at step has the key 'b' without a mask '_b'"),
+        (lambda n: {"b": {"c": np.ones(n)}, "_b": np.ones(n, bool)}, r"at step has the key 'c' without a mask '_c'"),
         (lambda n: {"b": [1.0] * n, "_b": np.ones(n, bool)}, r"at step has \[1.0, .*\(list\) under the key 'b'"),
         (lambda n: {"b": 1.0, "_b": np.ones(n, bool)}, r"at step has 1.0 \(float\) under the key 'b'"),
         (lambda n: {"b": np.ones(n + 1), "_b": np.ones(n, bool)}, r"under the key 'b', which must be an array \["),
