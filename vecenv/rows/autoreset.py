@@ -6,7 +6,7 @@ its vector env.
 After the last step of an episode
 - with `NEXT_STEP`, the row's next step begins an episode instead of stepping the env, with reward 0;
 - with `SAME_STEP`, the next episode begins in the same step, and the last observation becomes the final observation;
-- with `DISABLED`, the row must be reset. A step raises.
+- with `DISABLED`, the row must be reset. The vector env rejects a step.
 
 If the process of an env dies, a new process takes over its rows, and the parent reports that their episodes were cut
 (see `vecenv.workers.restarts`). The first step of each row then begins an episode. With `NEXT_STEP` or `DISABLED`, a
@@ -19,9 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from gymnasium.vector import AutoresetMode
 
-from vecenv.errors import EpisodeOver
 from vecenv.rows.episode_infos import parse
 
 STEPS, BEGINS, SKIPS, RESETS = 0, 1, 2, 3
@@ -56,8 +54,7 @@ class Episodes:
             the info, and the number of these steps.
     """
 
-    def __init__(self, autoreset_mode: AutoresetMode, next_step: list[int] | np.ndarray, info_keys: Sequence[str] = ()):
-        self.autoreset_mode = autoreset_mode
+    def __init__(self, next_step: list[int] | np.ndarray, info_keys: Sequence[str] = ()):
         self.next_step: Any = next_step
         self._returns = np.zeros(len(next_step), dtype=np.float64)
         self._lengths = np.zeros(len(next_step), dtype=np.int64)
@@ -70,11 +67,6 @@ class Episodes:
         for row in rows:
             self.next_step[row] = STEPS
         self._clear_totals(rows)
-
-    def assert_autoreset(self) -> None:
-        """Raises EpisodeOver if a row may not begin its next episode with a step."""
-        if self.autoreset_mode == AutoresetMode.DISABLED:
-            raise EpisodeOver("its episode is over: reset it with options={'reset_mask': ...}")
 
     def count(self, columns: Columns, rows: Numbers | slice, began: Numbers, ended: Numbers) -> None:
         """Adds one step of these rows to the totals and writes them. The last step has the totals of its episode.

@@ -167,7 +167,6 @@ class BatchRows(Rows):
             result = self._env.step_rows(stepped, self._actions(at, actions, stepped))
             objects = self._write_step(at, result, stepped)
         if begins.any():
-            self._episodes.assert_autoreset()
             first = self._reset(at, ResetCommand([None] * self._count, None, None if begins.all() else begins))
             objects = combined([objects, first])
         return objects

@@ -177,8 +177,6 @@ class EnvRows(Rows):
         return self._objects_of(infos) if infos or self._object_leaves else NO_OBJECTS
 
     def step_rows(self, slot: int, orders: Sequence[tuple[int, Any]]) -> Iterator[tuple[list[int], StepObjects]]:
-        if self._options.own_copies and orders[0][1] is not None:  # in each order, or in none
-            orders = [(row, copied(action)) for row, action in orders]
         for row, action in orders:
             yield [row], self.step(slot, action, range(row, row + 1))
 
@@ -246,7 +244,6 @@ class EnvRows(Rows):
 
     def _begin_episode(self, at: _EnvSlot, i: int, began: list[int]) -> tuple[Any, dict[str, Any]]:
         """Resets an env and returns the first observation and info of its next episode."""
-        self._episodes.assert_autoreset()
         observation, info = self._reset(i)
         at.rewards[i], self._episodes.next_step[i] = 0.0, STEPS
         began.append(i)

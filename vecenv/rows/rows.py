@@ -76,7 +76,7 @@ class Rows(ABC):
         self._same_step = options.autoreset_mode == AutoresetMode.SAME_STEP
         self._checks_finite = options.finite_observations or options.float32_observations
         self._count = len(next_step)
-        self._episodes = Episodes(options.autoreset_mode, next_step, options.info_keys)
+        self._episodes = Episodes(next_step, options.info_keys)
         self._faulty: int | None = None  # the row whose result a check has just rejected
 
     @abstractmethod

@@ -37,9 +37,10 @@ class CountingVectorEnv(VectorEnv):
         self.single_action_space = CountingEnv.action_space
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
-        self.color = "blue"
+        self.color, self.size, self.options = "blue", (3, 4), None
 
     def reset(self, *, seed=None, options=None):
+        self.options = options and dict(options)
         return self._envs.reset(seed=seed, options=options)
 
     def step(self, actions):
@@ -66,6 +67,15 @@ class PartialCountingVectorEnv(CountingVectorEnv):
             infos = self._envs._add_info(infos, info, i)
             self._envs._autoreset_envs[i] = terminated or truncated
         return (*results, infos)
+
+    def episode(self):
+        return self._envs.envs[0].episode
+
+
+class HandingOver(PartialCountingVectorEnv):
+    """Lets the engine pass on its infos without copies."""
+
+    hands_over_infos = True
 
 
 def batched(num_envs=3, cls=CountingVectorEnv, **kwargs):
@@ -116,13 +126,14 @@ def test_any_vector_env_returns_the_same_in_workers_as_alone(mode, num_workers):
 
 
 @pytest.mark.parametrize("build", ["serial", 0, 1])
-def test_batched_rows_equal_rows_stepped_one_by_one(build):
+@pytest.mark.parametrize("cls", [CountingVectorEnv, HandingOver])
+def test_batched_rows_equal_rows_stepped_one_by_one(build, cls):
     """Totals, infos and final observations equal those of the same envs made from a list of functions."""
     for mode in MODES[:2]:
         if build == "serial":
-            ours = vecenv.SyncVectorEnv(batched(4), autoreset_mode=mode)
+            ours = vecenv.SyncVectorEnv(batched(4, cls), autoreset_mode=mode)
         else:
-            ours = vecenv.AsyncVectorEnv(batched(4), num_workers=build, autoreset_mode=mode)
+            ours = vecenv.AsyncVectorEnv(batched(4, cls), num_workers=build, autoreset_mode=mode)
         with ours, vecenv.SyncVectorEnv(counting_fns(4), autoreset_mode=mode) as theirs:
             assert_same(ours.reset(seed=0), theirs.reset(seed=0))
             for _ in range(11):
@@ -132,11 +143,12 @@ def test_batched_rows_equal_rows_stepped_one_by_one(build):
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_send_and_recv_can_step_a_subset_of_the_rows(num_workers):
-    fns = batched(4, PartialCountingVectorEnv)
+@pytest.mark.parametrize("cls", [PartialCountingVectorEnv, HandingOver])
+def test_send_and_recv_can_step_a_subset_of_the_rows(num_workers, cls):
+    fns = batched(4, cls)
     with vecenv.AsyncVectorEnv(fns, num_workers=num_workers) as ours, vecenv.SyncVectorEnv(counting_fns(4)) as theirs:
         ours.reset(seed=0), theirs.reset(seed=0)
-        for ids in ([0, 2], [1], [0, 1, 2, 3], [3, 0], [2], [1, 3], [0, 1, 2, 3]):
+        for ids in ([3, 1, 0, 2], [0, 2], [1], [0, 1, 2, 3], [3, 0], [2], [1, 3], [0, 1, 2, 3]):
             for envs in (ours, theirs):
                 envs.send([0] * len(ids), ids)
             batch, expected = ours.recv(), theirs.recv()
@@ -144,6 +156,34 @@ def test_send_and_recv_can_step_a_subset_of_the_rows(num_workers):
             assert_same(tuple(values[at] for values in batch[:4]), tuple(values[there] for values in expected[:4]))
             for key, values in expected.infos.items():
                 assert_same(batch.infos[key][at], values[there])
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_actions_of_another_dtype_than_that_of_the_space_reach_the_vector_env_unchanged(num_workers):
+    class Acting(PartialCountingVectorEnv):
+        def __init__(self, num_envs, autoreset_mode):
+            super().__init__(num_envs, autoreset_mode)
+            self.single_action_space = spaces.Box(-1, 1, (1,), np.float32)
+            self.action_space = batch_space(self.single_action_space, num_envs)
+
+        def step_rows(self, ids, actions):
+            self.received = dict(zip(ids, actions.tolist(), strict=True))
+            return super().step_rows(ids, np.zeros(len(ids), np.int64))
+
+    with vecenv.AsyncVectorEnv(batched(3, Acting), num_workers=num_workers) as envs:
+        envs.reset(seed=0)
+        envs.send(np.array([[0.1], [0.2]]), [2, 0])
+        envs.recv()
+        assert envs.get_attr("received")[0] == {2: [0.1], 0: [0.2]}
+
+
+def test_a_masked_reset_passes_on_the_other_options():
+    with vecenv.SyncVectorEnv(batched(3), autoreset_mode="Disabled") as envs:
+        envs.reset(seed=0, options={"low": 1})
+        assert envs.get_attr("options")[0] == {"low": 1}
+        mask = np.array([True, False, True])
+        envs.reset(options={"reset_mask": mask, "low": 2})
+        assert_same(envs.get_attr("options")[0], {"reset_mask": mask, "low": 2})
 
 
 def test_sending_to_a_vector_env_that_cannot_step_a_subset_is_an_error():
@@ -165,12 +205,14 @@ def test_a_worker_that_dies_restarts_and_its_episodes_are_cut(mode):
         envs.processes[0].kill(), envs.processes[0].join()
         observations, rewards, _, truncated, infos = envs.step([0] * 4)
         assert list(rewards) == [0, 0, 7, 7] and list(truncated) == [True, True, False, False]
+        assert min(envs.call("episode")) >= 0  # the new envs can be used before their next step
         assert list(infos["worker_restarted"]) == [True, True, False, False]
         assert envs.episode_returns.tolist() == [21, 21, 28, 28]
         assert envs.episode_lengths.tolist() == [6, 6, 7, 7]
         if mode == AutoresetMode.SAME_STEP:
             assert [row[2] for row in infos["final_obs"][:2]] == [6, 6]
             assert list(observations[:, 2]) == [0, 0, 7, 7]
+            assert infos["_started"].tolist() == [True, True, False, False]
             following = [[1, 1, 8, 8], [2, 2, 9, 9]]
         else:
             assert list(observations[:, 2]) == [6, 6, 7, 7]
@@ -184,6 +226,25 @@ def test_a_worker_that_dies_restarts_and_its_episodes_are_cut(mode):
         for steps in following:
             observations, _, _, truncated, _ = envs.step([0] * 4)
             assert list(observations[:, 2]) == steps and not truncated.any()
+
+
+def test_states_cannot_be_saved_while_rows_of_a_restarted_worker_wait_for_their_reset():
+    class Saving(PartialCountingVectorEnv):
+        def get_state(self):
+            return [env.get_state() for env in self._envs.envs]
+
+        def set_state(self, states):
+            raise NotImplementedError
+
+    with vecenv.AsyncVectorEnv(batched(4, Saving, length=50), num_workers=2, on_worker_death="restart") as envs:
+        envs.reset(seed=0)
+        envs.step([0] * 4)
+        envs.processes[0].kill(), envs.processes[0].join()
+        envs.step([0] * 4)  # reports the cut episodes
+        with pytest.raises(vecenv.NotRestorable, match="just restarted: step its envs"):
+            envs.get_state()
+        envs.step([0] * 4)
+        assert len(envs.get_state()) == 4
 
 
 def test_rows_whose_episode_was_over_when_their_worker_died_begin_the_next_episode():
@@ -215,7 +276,7 @@ def test_an_exception_of_the_vector_env_names_the_worker_and_its_envs():
 
 def test_attributes_belong_to_the_vector_env():
     with vecenv.AsyncVectorEnv(batched(4), num_workers=2) as envs:
-        assert envs.get_attr("color") == ("blue",) * 4
+        assert envs.get_attr("color") == ("blue",) * 4 and envs.get_attr("size") == ((3, 4),) * 4
         envs.set_attr("color", [np.ones(2) for _ in range(4)])
         assert envs.get_attr("color")[3].tolist() == [1, 1]
         envs.set_attr("color", "red")
@@ -240,6 +301,15 @@ class Wild(CountingVectorEnv):
         return (observations, *rest)
 
 
+class WildReset(CountingVectorEnv):
+    """Returns NaN in its last row from `reset`."""
+
+    def reset(self, **arguments):
+        observations, infos = super().reset(**arguments)
+        observations[-1, 2] = np.nan
+        return observations, infos
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("option", ["float32_observations", "finite_observations"])
 def test_observations_must_be_finite_on_request(num_workers, option):
@@ -249,6 +319,11 @@ def test_observations_must_be_finite_on_request(num_workers, option):
         envs.step([0] * 4)
         with pytest.raises(ValueError, match=r"observation of env (3|1) is not finite"):
             envs.step([0] * 4)
+    with (
+        vecenv.AsyncVectorEnv(batched(4, WildReset), num_workers=num_workers, **{option: True}) as envs,
+        pytest.raises(ValueError, match=r"observation of env (3|1) is not finite"),
+    ):
+        envs.reset(seed=0)
 
 
 def test_actions_are_clipped_to_the_bounds():
@@ -260,12 +335,21 @@ def test_actions_are_clipped_to_the_bounds():
             assert_same(ours.step(wild), theirs.step(np.clip(wild, -1, 1)))
 
 
+class Talking(CountingVectorEnv):
+    """Its actions have no fixed shape."""
+
+    def __init__(self, num_envs, autoreset_mode):
+        super().__init__(num_envs, autoreset_mode)
+        self.single_action_space = spaces.Text(5)
+
+
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
         (lambda num_envs, autoreset_mode: CountingEnv(0), TypeError, "returned a CountingEnv"),
         (lambda num_envs, autoreset_mode: CountingVectorEnv(7, autoreset_mode), ValueError, "a vector env of 7 envs"),
         (lambda num_envs, autoreset_mode: CountingVectorEnv(num_envs, "SameStep"), ValueError, "autoreset_mode"),
+        (lambda num_envs, autoreset_mode: Talking(num_envs, autoreset_mode), ValueError, "(?s)Text.*backend='python'"),
         (lambda wrong: None, TypeError, "num_envs"),
     ],
 )
@@ -273,6 +357,31 @@ def test_actions_are_clipped_to_the_bounds():
 def test_an_unsuitable_vector_env_is_rejected(make, error, message, num_workers):
     with pytest.raises(error, match=message):
         vecenv.AsyncVectorEnv(Batched(make, 4), num_workers=num_workers)
+
+
+def test_an_error_of_a_reset_with_seeds_says_that_seeds_are_a_list():
+    class OneSeed(CountingVectorEnv):
+        def reset(self, *, seed=None, options=None):
+            raise TypeError("no")
+
+    for seed, notes in ((0, True), (None, False)):
+        with vecenv.SyncVectorEnv(batched(4, OneSeed)) as envs, pytest.raises(TypeError, match="no") as caught:
+            envs.reset(seed=seed)
+        assert any("must accept a list of seeds" in note for note in caught.value.__notes__) is notes
+
+
+@pytest.mark.parametrize(
+    ("how", "dropped"), [({}, False), ({"infos": False}, True), ({"infos": False, "info_keys": ["steps"]}, False)]
+)
+def test_a_vector_env_learns_that_its_infos_are_not_needed(how, dropped):
+    class Dropping(CountingVectorEnv):
+        dropped = False
+
+        def drop_infos(self):
+            self.dropped = True
+
+    with vecenv.SyncVectorEnv(batched(4, Dropping), **how) as envs:
+        assert envs.get_attr("dropped") == (dropped,) * 4
 
 
 def test_invalid_arguments_are_rejected():
@@ -369,6 +478,8 @@ def test_infos_do_not_depend_on_the_number_of_workers(num_workers):
         (lambda n: {"b": np.ones(n)}, r"at step has the key 'b' without a mask '_b'"),
         (lambda n: {"b": np.ones(n), "_b": np.ones(n + 1, bool)}, r"at step has the key 'b' without a mask '_b'"),
         (lambda n: {"b": np.ones(n), "_b": [True] * n}, r"at step has the key 'b' without a mask '_b'"),
+        (lambda n: {"b": np.ones(n), "_b": np.ones(n)}, r"at step has the key 'b' without a mask '_b'"),
+        (lambda n: {"b": {"c": np.ones(n)}, "_b": np.ones(n, bool)}, r"at step has the key 'c' without a mask '_c'"),
         (lambda n: {"b": [1.0] * n, "_b": np.ones(n, bool)}, r"at step has \[1.0, .*\(list\) under the key 'b'"),
         (lambda n: {"b": 1.0, "_b": np.ones(n, bool)}, r"at step has 1.0 \(float\) under the key 'b'"),
         (lambda n: {"b": np.ones(n + 1), "_b": np.ones(n, bool)}, r"under the key 'b', which must be an array \["),
@@ -378,21 +489,24 @@ def test_infos_in_another_format_are_an_error_whatever_the_number_of_workers(val
     def says(kind, n):
         return {"a": np.ones(n), "_a": np.ones(n, bool)} if kind == "reset" else values(n)
 
-    with vecenv.AsyncVectorEnv(Batched(partial(Telling, says), 4), num_workers=num_workers) as envs:
-        envs.reset(seed=0)
-        with pytest.raises(TypeError, match=message):
-            envs.step([0] * 4)
+    for infos in (True, False) if "mask" in message else (True,):
+        envs = vecenv.AsyncVectorEnv(Batched(partial(Telling, says), 4), num_workers=num_workers, infos=infos)
+        with envs:
+            envs.reset(seed=0)
+            with pytest.raises(TypeError, match=message):
+                envs.step([0] * 4)
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_infos_that_are_dropped_need_no_arrays(num_workers):
+@pytest.mark.parametrize("cls", [Telling, type("TellingOver", (Telling,), {"hands_over_infos": True})])
+def test_infos_that_are_dropped_need_no_arrays(num_workers, cls):
     def says(kind, n):
         return {"names": ["a"] * n, "_names": np.ones(n, bool), "score": 3.0, "_score": np.ones(n, bool)}
 
-    env = Batched(partial(Telling, says), 4)
+    env = Batched(partial(cls, says), 4)
     with vecenv.AsyncVectorEnv(env, num_workers=num_workers, autoreset_mode="Disabled", infos=False) as envs:
         envs.reset(seed=0)
-        envs.step([0] * 4)
+        assert envs.step([0] * 4)[-1] == {}
         assert envs.reset(options={"reset_mask": np.array([True, False, True, False])})[1] == {}
 
 
@@ -550,6 +664,16 @@ def test_a_vector_env_may_write_its_observations_into_the_rows(mode, num_workers
             given = [out for out in received if out is not None]
             assert len(given) == 12 and all(np.shares_memory(out, memory) for out in given)
             assert all(out.dtype == memory.dtype and out.shape == (4, 3) for out in given)
+
+
+@pytest.mark.parametrize("without", ["reset", "step"])
+def test_a_vector_env_gets_no_arrays_if_one_of_its_methods_does_not_accept_them(without):
+    half = type("Half", (Filling,), {without: getattr(CountingVectorEnv, without)})
+    received = []
+    with vecenv.SyncVectorEnv(batched(4, half, received=received)) as ours, vecenv.SyncVectorEnv(batched(4)) as theirs:
+        assert_same(ours.reset(seed=0), theirs.reset(seed=0))
+        assert_same(ours.step([0] * 4), theirs.step([0] * 4))
+    assert received == [None]
 
 
 def test_a_wrapper_still_changes_the_observations_of_a_vector_env_that_writes_into_rows():

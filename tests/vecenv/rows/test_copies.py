@@ -130,7 +130,7 @@ def test_a_function_that_captures_what_cannot_be_pickled_still_has_its_own_other
             return make() if locking else None  # a function that refers to itself
 
     context = {"context": "fork"} if num_workers else {}
-    with vecenv.AsyncVectorEnv([locking] * 4, num_workers=num_workers, **context) as envs:
+    with vecenv.AsyncVectorEnv([lambda: locking()] * 4, num_workers=num_workers, **context) as envs:
         envs.reset()
         assert envs.step([0] * 4)[0].tolist() == [2] * 4
 
@@ -248,6 +248,8 @@ def test_a_large_array_is_stored_once_for_all_copies(monkeypatch):
     for i, one in enumerate(copied):
         one[0] = i
     assert [one[0] for one in copied] == list(range(20)) and array[0] == copied[0][1] == 1.0
+    others = [np.full(2**18, 2.0), np.full(2**18, 3.0)]
+    np.testing.assert_array_equal(copiers([array, others])[1](), others)
 
 
 def test_when_files_cannot_be_mapped_arrays_are_copied(monkeypatch):
@@ -255,7 +257,7 @@ def test_when_files_cannot_be_mapped_arrays_are_copied(monkeypatch):
         raise OSError("too many open files")
 
     array = np.arange(2**18, dtype=np.float64)
-    (copier,) = copiers([(array, array[:10])])
+    _, copier = copiers([np.ones(2**18), (array, array[:10])])
     monkeypatch.setattr(copies.mmap, "mmap", refuse)
     copied, first = copier()
     np.testing.assert_array_equal(copied, array)

@@ -59,6 +59,7 @@ def test_disabled_autoreset_requires_a_reset_with_reset_mask():
     options = {"reset_mask": np.array([True, False])}
     observations, _ = envs.reset(options=options)
     np.testing.assert_array_equal(observations, [[0, 1, 0], [1, 0, 2]])
+    assert envs.episode_lengths.tolist() == [0, 2] and envs.episode_returns.tolist() == [0.0, 3.0]
     assert set(options) == {"reset_mask"}  # the caller's options are unchanged
     observations, *_ = envs.step([0, 0])
     np.testing.assert_array_equal(observations, [[0, 1, 1], [1, 0, 3]])
@@ -149,6 +150,24 @@ def test_an_observation_of_an_unpickled_space_is_written_without_a_conversion(mo
     np.testing.assert_array_equal(rows, [[1, 1]])
 
 
+def test_a_value_of_an_object_leaf_is_not_written_again_by_the_steps_of_other_envs():
+    """Here, it would replace an observation that was restored in between."""
+
+    class Texts(CountingEnv):
+        observation_space = spaces.Text(1, charset="0123456789")
+
+        def _observe(self):
+            return str(self.steps)
+
+    with vecenv.SyncVectorEnv([lambda: Texts(0)] * 2) as envs:
+        envs.reset()
+        state = envs.get_state()
+        envs.step([0, 0])
+        envs.set_state(state)
+        envs.send([0], [1])
+        assert envs.recv().observations == ("1",) and envs.observations == ("0", "1")
+
+
 def test_values_that_fit_without_loss_are_accepted():
     space = spaces.Box(0, 255, (2,), np.uint8)
     envs = vecenv.SyncVectorEnv([lambda: Returning(space, [1, 2], np.array([3, 255]))])
@@ -209,6 +228,10 @@ def test_float32_observations_are_rounded_once_and_must_be_finite():
         envs.reset()
         with np.errstate(over="ignore"), pytest.raises(ValueError, match="observation of env 1 is not finite"):
             envs.step([0, 0])
+    envs = vecenv.SyncVectorEnv([lambda: Returning(bad, np.array([0, np.nan]), None)], finite_observations=True)
+    with pytest.raises(ValueError, match="observation of env 0 is not finite") as caught:
+        envs.reset()
+    assert caught.value.__notes__ == ["raised by env 0 during reset"]
 
 
 def test_a_final_observation_must_be_finite_too():
@@ -243,10 +266,11 @@ class Extreme(CountingEnv):
 
 @pytest.mark.parametrize("raises", ["np.seterr", "warnings"])
 def test_a_script_that_lets_numpy_raise_does_not_affect_what_the_engine_computes(raises):
+    keys = ["cost:sum", "never:mean"]
     with (
         np.errstate(all="raise" if raises == "np.seterr" else "warn"),
         warnings.catch_warnings(action="error"),
-        vecenv.SyncVectorEnv([lambda: Extreme(0)] * 2, autoreset_mode="SameStep", info_keys=["cost:sum"]) as envs,
+        vecenv.SyncVectorEnv([lambda: Extreme(0)] * 2, autoreset_mode="SameStep", info_keys=keys) as envs,
     ):
         envs.reset()
         for total in (1e308, np.inf, np.nan):
@@ -254,7 +278,7 @@ def test_a_script_that_lets_numpy_raise_does_not_affect_what_the_engine_computes
             np.testing.assert_array_equal(envs.episode_returns, [total] * 2)
             assert observations[:, :2].tolist() == [[0.0, np.inf]] * 2
         assert infos["final_obs"][0].tolist() == [0.0, np.inf, 3.0]
-        assert np.isnan(envs.episode_infos["cost:sum"]).all()
+        assert all(np.isnan(values).all() for values in envs.episode_infos.values())
 
 
 def test_different_spaces_raise_gymnasiums_error_which_names_the_env():
@@ -430,11 +454,11 @@ def test_the_end_of_an_envs_data_set_is_an_error_of_the_env_even_in_a_generator(
 SHARED = CountingEnv(0)
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_two_rows_cannot_share_an_env(num_workers, wrapped):
-    fns = [lambda: SHARED, lambda: gym.Wrapper(SHARED) if wrapped else SHARED]
-    with pytest.raises(ValueError, match=r"which is also env 0.*build a new env in each call"):
+    fns = [*counting_fns(2), lambda: SHARED, lambda: gym.Wrapper(SHARED) if wrapped else SHARED]
+    with pytest.raises(ValueError, match=r"which is also env 2\..*build a new env in each call"):
         vecenv.AsyncVectorEnv(fns, num_workers=num_workers)
 
 

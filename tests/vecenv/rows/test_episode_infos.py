@@ -61,13 +61,14 @@ def expected(num_envs, episodes):
     return found
 
 
-def play(envs, steps=14):
+def play(envs, with_infos, steps=14):
     """Returns the infos of each episode, and checks that they are NaN where no episode ends."""
     found, episode = {}, [0] * envs.num_envs
-    envs.reset(seed=0)
+    assert bool(envs.reset(seed=0)[1]) is with_infos
     assert all(np.isnan(values).all() for values in envs.episode_infos.values())
     for _ in range(steps):
-        _, _, terminated, truncated, _ = envs.step([0] * envs.num_envs)
+        _, _, terminated, truncated, all_infos = envs.step([0] * envs.num_envs)
+        assert with_infos or all_infos.keys() <= {"final_obs", "_final_obs"}
         over, infos = terminated | truncated, envs.episode_infos
         assert tuple(infos) == envs.info_keys == KEYS
         for values in infos.values():
@@ -92,24 +93,25 @@ def test_episode_infos_equal_those_of_a_plain_loop(mode, infos, envs):
         "batched": lambda: vecenv.SyncVectorEnv(batched(), **how),
         "batched in a worker": lambda: vecenv.AsyncVectorEnv(batched(), num_workers=1, **how),
     }[envs]() as vector:
-        found = play(vector)
+        found = play(vector, infos)
     assert len(found) >= 8
     wanted = expected(4, episodes=5)
     for episode, values in found.items():
         np.testing.assert_array_equal(values, wanted[episode])
 
 
-SUMS = ("nested/score:sum", "nested/score:mean", "slashed/name:mean", "rare:sum", "often:sum", "never:mean", "a:b:sum",
-        "a:b", "c:sum:last", "_odd:sum", "is_success:mean")  # fmt: skip
+SUMS = ("nested/score:sum", "nested/score:mean", "slashed/name:mean", "rare:sum", "often:sum", "once:mean",
+        "never:mean", "a:b:sum", "a:b", "c:sum:last", "_odd:sum", "is_success:mean")  # fmt: skip
 
 
 class SummedEnv(ScoringEnv):
-    """Has the info "often" at odd steps, keys with colons, and a key that begins with an underscore."""
+    """Has "often" at odd steps, "once" at one step, keys with colons, and a key that begins with an underscore."""
 
     def step(self, action):
         *results, info = super().step(action)
-        often = {"often": 10 * self.index + self.steps} if self.steps % 2 else {}
-        return *results, {**info, **often, "a:b": self.steps, "c:sum": self.index, "_odd": float(self.steps)}
+        some = {"often": 10 * self.index + self.steps} if self.steps % 2 else {}
+        some |= {"once": 10 + self.index} if self.steps == 2 else {}
+        return *results, {**info, **some, "a:b": self.steps, "c:sum": self.index, "_odd": float(self.steps)}
 
 
 def summed_functions(num_envs=4, length=3):
@@ -175,7 +177,8 @@ def test_sums_and_means_count_the_steps_of_one_episode(mode, envs):
 @pytest.mark.parametrize("envs", ["serial", "parallel", "batched"])
 def test_infos_so_far_are_those_of_an_episode_that_would_end_now(mode, envs):
     """A cut-off episode counts with them, for example in an evaluation."""
-    how = {"autoreset_mode": mode, "infos": False, "info_keys": ["a:b", "a:b:sum", "a:b:mean", "often", "label"]}
+    keys = ["a:b", "a:b:sum", "a:b:mean", "often", "label", "nested/score"]
+    how = {"autoreset_mode": mode, "infos": False, "info_keys": keys}
     makes = [lambda i=i: SummedEnv(i, 3 + i) for i in range(3)]
     batch = vecenv.Batched(
         lambda num_envs, autoreset_mode: gym.vector.SyncVectorEnv(makes, autoreset_mode=autoreset_mode), 3
@@ -192,7 +195,7 @@ def test_infos_so_far_are_those_of_an_episode_that_would_end_now(mode, envs):
             vector.step([0] * 3)  # the strings under "label" would be an error at the end of an episode
         found = vector.infos_so_far
         assert found["a:b"].tolist() == [2] * 3 and found["a:b:sum"].tolist() == [3] * 3
-        assert found["a:b:mean"].tolist() == [1.5] * 3
+        assert found["a:b:mean"].tolist() == [1.5] * 3 and found["nested/score"].tolist() == [2.0] * 3
         assert np.isnan(found["often"]).all() and np.isnan(found["label"]).all()
         vector.reset(options={"reset_mask": np.array([False, True, False])})
         np.testing.assert_array_equal(vector.infos_so_far["a:b:sum"], [3, np.nan, 3])
@@ -221,21 +224,27 @@ def test_sums_continue_from_a_saved_state_and_are_unknown_if_it_lacks_them():
 
     with vecenv.SyncVectorEnv(functions(), info_keys=["a:b:sum"]) as envs:
         envs.reset(seed=0)
+        begun = envs.get_state()
         for _ in range(3):  # ends the episode of env 0 only
             envs.step([0, 0])
         states = vecenv.state.loads(vecenv.state.dumps(envs.get_state()))
-    keys = ["a:b:mean", "slashed/name:sum"]
+    keys = ["a:b:mean", "slashed/name:mean"]
     with vecenv.AsyncVectorEnv(functions(), num_workers=1, info_keys=keys) as envs:
         envs.set_state(states)
         ends = []
         for _ in range(6):
             envs.step([0, 0])
             ends.append(np.stack(list(envs.episode_infos.values())))
+        envs.set_state(begun)  # in which nothing is missing, because no step was taken
+        for _ in range(4):
+            envs.step([0, 0])
+        whole = np.stack(list(envs.episode_infos.values()))
     nan = np.nan
     # Env 1 ends the restored episode in step 1 and a whole one in step 6; env 0 begins in step 1 and ends in step 4.
     np.testing.assert_array_equal(ends[0], [[nan, 2.5], [nan, nan]])
     np.testing.assert_array_equal(ends[3], [[2.0, nan], [0.0, nan]])
-    np.testing.assert_array_equal(ends[5], [[nan, 2.5], [nan, 4.0]])
+    np.testing.assert_array_equal(ends[5], [[nan, 2.5], [nan, 1.0]])
+    np.testing.assert_array_equal(whole, [[nan, 2.5], [nan, 1.0]])
 
 
 @pytest.mark.parametrize("build", ["single", "batched"])

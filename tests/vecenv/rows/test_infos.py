@@ -17,7 +17,15 @@ from hypothesis import strategies as st
 
 import vecenv
 from tests.helpers import CountingEnv, assert_same, counting_fns
-from vecenv.rows.infos import batched_infos, columns_of, columns_of_batch, columns_of_mask, split_infos
+from vecenv.rows.infos import (
+    add_masked_infos,
+    batched_infos,
+    columns_of,
+    columns_of_batch,
+    columns_of_mask,
+    masked_infos,
+    split_infos,
+)
 from vecenv.rows.messages import StepObjects
 
 values = st.one_of(
@@ -117,10 +125,31 @@ def arrays_of(infos):
 
 @pytest.mark.parametrize("mask", [[True] * 3, [True, False, True], [False] * 3])
 def test_infos_of_a_mask_are_those_of_its_envs(mask):
-    values = {"x": np.arange(3.0), "n": np.array([[1, 2], [3, 4], [5, 6]])}
-    found = batched_infos(columns_of_mask(values, np.array(mask)), 3)
-    each = [(i, {key: array[i] for key, array in values.items()}) for i in range(3) if mask[i]]
-    assert_same(found, batched_infos(columns_of(each), 3))
+    mask, texts = np.array(mask), np.array(["a", "b", None])
+    values = {"x": np.arange(3.0), "n": np.array([[1, 2], [3, 4], [5, 6]]), "text": texts, "_x": np.ones(3)}
+    expected = batched_infos(columns_of(infos_of_rows(values, np.flatnonzero(mask))), 3)
+    assert_same(batched_infos(columns_of_mask(values, mask), 3), expected)
+    found = masked_infos(deepcopy(values), mask)
+    assert_same(found, expected)
+    masks = [mask, *(values for key, values in found.items() if key[0] == "_")]
+    assert not any(np.shares_memory(one, other) for one, other in itertools.combinations(masks, 2))
+
+
+def infos_of_rows(values, rows):
+    return [(int(i), {key: array[i] for key, array in values.items()}) for i in rows]
+
+
+@pytest.mark.parametrize("added", [[1], [1, 3], []])
+def test_infos_of_a_mask_can_be_added_to_those_of_other_envs(added):
+    """They may have other keys, dtypes or shapes."""
+    first = {"same": np.arange(4.0), "number": np.arange(4), "shape": np.ones((4, 2)), "first": np.arange(4)}
+    second = {"same": 10 + np.arange(4.0), "number": np.arange(4) / 8, "shape": np.ones(4), "second": np.arange(4)}
+    second = {"_first": np.ones(4), "_second": np.ones(4), **second}  # the first two are names of masks
+    rows, mask = np.array([True, False, True, False]), np.isin(range(4), added)
+    expected = batched_infos(columns_of(infos_of_rows(first, [0, 2]) + infos_of_rows(second, added)), 4)
+    found = masked_infos(deepcopy(first), rows)
+    add_masked_infos(found, deepcopy(second), mask)
+    assert_same(found, expected)
 
 
 @settings(max_examples=200, deadline=None)
@@ -148,7 +177,13 @@ def test_mixed_values_of_different_envs_are_not_converted(order):
             columns_of([(env, {"x": value}) for env, value in enumerate(given)]),
             [column for env, value in enumerate(given) for column in columns_of([(env, {"x": value})])],
         ):
-            assert batched_infos(columns, 2)["x"].tolist() == given
+            found = batched_infos(columns, 2)["x"]
+            assert found.dtype == object and found.tolist() == given
+    integers, floats = [np.array([3, 4]), np.array([0.5, 1.5])][::order]
+    found = batched_infos(columns_of([(0, {"x": integers}), (1, {"x": floats})]), 2)["x"]
+    np.testing.assert_array_equal(found, [[3, 4], [0.5, 1.5]][::order])
+    found = batched_infos(columns_of([(0, {"x": np.ones(3 + order)}), (1, {"x": np.ones(3)})]), 2)["x"]
+    assert found.dtype == object and [value.shape for value in found] == [(3 + order,), (3,)]
 
 
 @pytest.mark.parametrize("value", [np.float64(1), np.int64(1), np.bool_(1), np.float32(1), np.array(1.0), np.ones(2)])
@@ -306,14 +341,17 @@ class ReusingVectorEnv(VectorEnv):
         self.numbers, self.masks, self.steps = np.zeros(num_envs, np.int64), np.ones(num_envs, np.bool_), 0
         inner = {"number": self.numbers, "_number": self.masks}
         self.infos = {"number": self.numbers, "_number": self.masks, "inner": inner, "_inner": self.masks}
+        self.list, self.lists = [0], np.empty(num_envs, object)
+        self.lists[0] = self.list
+        self.infos |= {"object": self.lists, "_object": np.arange(num_envs) == 0}
 
     def reset(self, *, seed=None, options=None):
-        self.numbers[:] = self.steps = 0
+        self.numbers[:] = self.list[0] = self.steps = 0
         return np.zeros((self.num_envs, 3)), self.infos
 
     def step(self, actions):
         self.steps += 1
-        self.numbers[:] = self.steps
+        self.numbers[:] = self.list[0] = self.steps
         flags = np.zeros(self.num_envs, np.bool_)
         return np.zeros((self.num_envs, 3)), np.zeros(self.num_envs), flags, flags, self.infos
 
@@ -330,6 +368,7 @@ def test_infos_of_a_vector_env_stay_as_they_are_when_it_changes_its_arrays(num_w
             frames.append(envs.render())
     for number, (info, frame) in enumerate(zip(infos, frames, strict=True)):
         masked = {"number": np.full(2, number), "_number": np.ones(2, np.bool_)}
+        assert info.pop("object").tolist() == [[number], None] and info.pop("_object").tolist() == [True, False]
         assert_same(info, {**masked, "inner": masked, "_inner": np.ones(2, np.bool_)})
         assert_same(frame, (np.full(2, number),) * 2)
 

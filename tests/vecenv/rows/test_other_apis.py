@@ -113,8 +113,11 @@ class OldReset(gym.Env):
 
 
 class OnlyObservation(OldReset):
+    def __init__(self, observation=FIRST):
+        self._observation = observation
+
     def reset(self, *, seed=None, options=None):
-        return FIRST
+        return self._observation
 
 
 class OldStep(OldReset):
@@ -122,12 +125,14 @@ class OldStep(OldReset):
         return FIRST, {}
 
 
+@pytest.mark.parametrize("observation", [FIRST, (FIRST,) * 3])
 @pytest.mark.parametrize("wrap", [lambda env: env, lambda env: gym.wrappers.TimeLimit(env, 5)])
-def test_a_reset_that_returns_only_an_observation_is_an_error_that_names_the_new_api_and_the_shim(wrap):
-    with vecenv.SyncVectorEnv([lambda: wrap(OnlyObservation())]) as envs, pytest.raises(TypeError) as caught:
+def test_a_reset_that_returns_only_an_observation_is_an_error_that_names_the_new_api_and_the_shim(wrap, observation):
+    fns = [lambda: wrap(OnlyObservation(observation))]
+    with vecenv.SyncVectorEnv(fns) as envs, pytest.raises(TypeError) as caught:
         envs.reset(seed=0)
-    text = str(caught.value)
-    assert "OnlyObservation.reset() returned a value of type ndarray. Gymnasium calls reset(seed=..., options" in text
+    text, kind = str(caught.value), type(observation).__name__
+    assert f"OnlyObservation.reset() returned a value of type {kind}. Gymnasium calls reset(seed=..., options" in text
     assert "shimmy.GymV21CompatibilityV0" in text and caught.value.__notes__ == ["raised by env 0 during reset"]
 
 

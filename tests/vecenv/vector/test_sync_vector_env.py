@@ -93,14 +93,21 @@ def test_copies_do_not_change_and_views_last_until_the_step_after_next():
     assert not any(np.shares_memory(copy, array) for copy in copies for array in copied.arrays.values())
 
 
-def test_episode_returns_and_lengths_show_the_totals_at_the_last_step():
-    for mode in MODES:
-        envs = vecenv.SyncVectorEnv(counting_fns(3), autoreset_mode=mode)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_episode_returns_and_lengths_show_the_totals_at_the_last_step(mode, one_by_one):
+    with vecenv.SyncVectorEnv(counting_fns(3), autoreset_mode=mode) as envs:
         envs.reset()
         seen = []
         for _ in range(8):
-            _, _, terminated, truncated, _ = envs.step(np.zeros(3, np.int64))
-            for i in np.flatnonzero(terminated | truncated):
+            if one_by_one:
+                envs.send(np.zeros(3, np.int64))
+                batch = envs.recv()
+                ended = batch.env_ids[batch.terminated | batch.truncated]
+            else:
+                _, _, terminated, truncated, _ = envs.step(np.zeros(3, np.int64))
+                ended = np.flatnonzero(terminated | truncated)
+            for i in ended:
                 seen.append((i, envs.episode_returns[i], envs.episode_lengths[i]))
         expected = {i: (sum(range(1, 4 + i % 3)), 3 + i % 3) for i in range(3)}  # rewards are 1, 2, 3, ...
         assert seen and {(i, ret, length) for i, ret, length in seen} <= {(i, *expected[i]) for i in range(3)}

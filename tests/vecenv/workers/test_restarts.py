@@ -106,6 +106,7 @@ def test_a_worker_found_dead_in_another_call_restarts_and_its_episodes_are_cut_a
             assert_same(envs.reset(seed=3)[0][:, 2], np.zeros(4))
         elif what == "call":
             assert envs.call("index") == (0, 1, 2, 3)
+            assert envs.get_attr("episode") == (0, 0, 0, 0)  # the new envs were reset, too
         elif what == "apply":
             assert envs.apply(lambda env: env.index, [3]) == [3]
         else:
