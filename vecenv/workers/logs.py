@@ -10,13 +10,36 @@ import fcntl
 import logging
 import logging.handlers
 import os
+import pickle
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
+from typing import Any
 
-from vecenv.workers.pickling import picklable
+from vecenv.workers.pickling import dumps
+
+
+@dataclass(frozen=True)
+class Deferred(logging.Formatter, logging.Filter):
+    """A formatter or a filter that a worker unpickles only when a message needs it.
+
+    Unpickling imports the module that defines it. That of PyTorch's formatter, which importing PyTorch installs, takes
+    seconds and 200 MB.
+    """
+
+    pickled: bytes
+
+    @cached_property
+    def _loaded(self) -> Any:
+        return pickle.loads(self.pickled)
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self._loaded.format(record)
+
+    def filter(self, record: logging.LogRecord) -> Any:
+        return getattr(self._loaded, "filter", self._loaded)(record)  # a filter may also be a function
 
 
 @dataclass(frozen=True)
@@ -25,8 +48,8 @@ class HandlerSettings:
 
     make: Callable[[], logging.Handler]
     level: int
-    formatter: logging.Formatter | None
-    filters: list
+    formatter: Deferred | None
+    filters: list[Deferred]
 
     def build(self) -> logging.Handler:
         handler = self.make()
@@ -113,8 +136,17 @@ def _settings_of(handler: logging.Handler) -> HandlerSettings | None:
             return None
     elif isinstance(handler, logging.NullHandler):  # without it, Python would print warnings of its logger to stderr
         make = logging.NullHandler
-    formatter = handler.formatter if picklable(handler.formatter) else None
-    return HandlerSettings(make, handler.level, formatter, list(filter(picklable, handler.filters)))
+    formatter = None if handler.formatter is None else _deferred(handler.formatter)
+    filters = [deferred for each in handler.filters if (deferred := _deferred(each)) is not None]
+    return HandlerSettings(make, handler.level, formatter, filters)
+
+
+def _deferred(used: Any) -> Deferred | None:
+    """Returns None for a formatter or a filter that cannot be pickled."""
+    try:
+        return Deferred(dumps(used))
+    except TypeError:
+        return None
 
 
 def _to_stream(name: str) -> logging.Handler:

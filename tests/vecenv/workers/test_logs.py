@@ -82,3 +82,41 @@ def test_messages_that_envs_log_go_where_the_script_sends_its_own(configuration,
     script = LOGGING.format(configuration=configuration, context=context)
     done = subprocess.run([sys.executable, "-c", script, file], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout + done.stderr + (file.read_text() if file.exists() else "") == logged
+
+
+HEAVY = """
+import logging, sys
+sys.path.insert(0, {folder!r})
+import heavy
+import vecenv
+from tests.helpers import CountingEnv
+
+handler = logging.StreamHandler(sys.stdout)
+handler.setFormatter(heavy.Format())
+handler.addFilter(heavy.passes)
+logging.getLogger("heavy").addHandler(handler)
+
+class Logging(CountingEnv):
+    def step(self, action):
+        loaded = "heavy" in sys.modules
+        if action:
+            logging.getLogger("heavy").error("moved")
+        return *super().step(action)[:4], {{"loaded": loaded, "after": "heavy" in sys.modules}}
+
+with vecenv.AsyncVectorEnv([lambda: Logging(0)], num_workers=1) as envs:
+    envs.reset()
+    for action in (0, 1):
+        infos = envs.step([action])[4]
+        print(infos["loaded"][0], infos["after"][0], flush=True)
+"""
+
+
+def test_a_worker_imports_the_module_of_a_formatter_and_a_filter_when_a_message_needs_them(tmp_path):
+    """Importing PyTorch adds a handler with a formatter of its own, and must not make every worker import PyTorch."""
+    (tmp_path / "heavy.py").write_text(
+        "import logging\n\nclass Format(logging.Formatter):\n    def format(self, record):\n"
+        "        return 'heavy ' + record.getMessage()\n\ndef passes(record):\n    return True\n"
+    )
+    script = HEAVY.format(folder=str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout + done.stderr == "False False\nheavy moved\nFalse True\n"
