@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
-from vecenv.workers.pickling import dumps
+from vecenv.workers.pickling import Importable, dumps
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,10 @@ def log_settings() -> LogSettings:
         if isinstance(logger, logging.Logger):
             loggers[name] = logger
     found: dict[str | None, LoggerSettings] = {}
+    importable = Importable()  # importing PyTorch and TensorFlow adds 42 handlers
     for key, logger in loggers.items():
-        handlers = [settings for handler in logger.handlers if (settings := _settings_of(handler)) is not None]
+        settings = [_settings_of(handler, importable) for handler in logger.handlers]
+        handlers = [each for each in settings if each is not None]
         if key is None or handlers or logger.level or logger.disabled or not logger.propagate:
             found[key] = LoggerSettings(logger.level, logger.propagate, logger.disabled, handlers)
     return LogSettings(logging.root.manager.disable, found)
@@ -120,7 +122,7 @@ def _add_handlers(loggers: dict[str | None, LoggerSettings]) -> None:
                 logger.addHandler(handler.build())
 
 
-def _settings_of(handler: logging.Handler) -> HandlerSettings | None:
+def _settings_of(handler: logging.Handler, importable: Importable) -> HandlerSettings | None:
     make: Callable[[], logging.Handler] = partial(_to_stream, "stderr")
     if isinstance(handler, logging.FileHandler):
         if handler.stream is not None:  # with the mode "w", this process would overwrite what workers write
@@ -136,15 +138,15 @@ def _settings_of(handler: logging.Handler) -> HandlerSettings | None:
             return None
     elif isinstance(handler, logging.NullHandler):  # without it, Python would print warnings of its logger to stderr
         make = logging.NullHandler
-    formatter = None if handler.formatter is None else _deferred(handler.formatter)
-    filters = [deferred for each in handler.filters if (deferred := _deferred(each)) is not None]
+    formatter = None if handler.formatter is None else _deferred(handler.formatter, importable)
+    filters = [deferred for each in handler.filters if (deferred := _deferred(each, importable)) is not None]
     return HandlerSettings(make, handler.level, formatter, filters)
 
 
-def _deferred(used: Any) -> Deferred | None:
+def _deferred(used: Any, importable: Importable) -> Deferred | None:
     """Returns None for a formatter or a filter that cannot be pickled."""
     try:
-        return Deferred(dumps(used))
+        return Deferred(dumps(used, importable=importable))
     except TypeError:
         return None
 

@@ -39,8 +39,13 @@ def _forget_lock() -> None:
 os.register_at_fork(after_in_child=_forget_lock)  # another thread may have held it during the fork
 
 
-def dumps(value: Any, remedy: str = "Pass only what can be pickled.", parts: Mapping[str, Any] | None = None) -> bytes:
-    """Returns a pickle of a value that workers can load.
+def dumps(
+    value: Any,
+    remedy: str = "Pass only what can be pickled.",
+    parts: Mapping[str, Any] | None = None,
+    importable: Importable | None = None,
+) -> bytes:
+    """Returns a pickle of a value that workers can load. Many calls take less time if they share an `Importable`.
 
     Raises:
         TypeError: If the value cannot be pickled. The message names each step from one of the `parts` of the value (by
@@ -49,7 +54,7 @@ def dumps(value: Any, remedy: str = "Pass only what can be pickled.", parts: Map
         SharedMemoryFull: If there is no memory for the pickle.
     """
     try:
-        return _dumps(value)
+        return _dumps(value, importable)
     except MemoryError as error:
         raise out_of_memory(error) from error
     except Exception as error:
@@ -69,9 +74,9 @@ def picklable(value: Any) -> bool:
     return True
 
 
-def _dumps(value: Any) -> bytes:
+def _dumps(value: Any, importable: Importable | None = None) -> bytes:
     stream = io.BytesIO()
-    pickler = _Pickler(stream)
+    pickler = _Pickler(stream, importable or Importable())
     with _lock:
         try:
             pickler.dump(value)
@@ -130,50 +135,26 @@ def _parts(value: Any) -> dict[str, Any]:
     return {f"attribute {name!r}": each for name, each in getattr(value, "__dict__", {}).items()}
 
 
-class _Pickler(cloudpickle.Pickler):
-    """Pickles by value what is defined in modules that workers cannot import."""
+class Importable:
+    """Tells whether workers can import modules, and remembers its answers: it must not outlive a change of sys.path."""
 
-    def __init__(self, stream: io.BytesIO):
-        super().__init__(stream)
-        self.by_value: list[ModuleType] = []
-        self._importable = dict.fromkeys(_KNOWN, True)
+    def __init__(self) -> None:
+        self._found = dict.fromkeys(_KNOWN, True)
         self._path: list[str] = []
 
-    def reducer_override(self, obj: Any) -> Any:
-        if issubclass(type(obj), type | FunctionType | ModuleType):
-            name = str(obj.__name__ if isinstance(obj, ModuleType) else getattr(obj, "__module__", None))
-            registered = cloudpickle.list_registry_pickle_by_value()
-            if not self._workers_can_import(name) and (module := sys.modules[name]).__name__ not in registered:
-                cloudpickle.register_pickle_by_value(module)
-                self.by_value.append(module)
-        elif isinstance(obj, EnvSpec | WrapperSpec) and (names := _names_in_main(obj)):
-            reduced: Any = obj.__reduce_ex__(4)
-            make, arguments, *state = reduced
-            return _with_names_in_main, (names, make, arguments), *state
-        elif isinstance(obj, EnvSpec):  # its entry points name modules, which gymnasium.make would import
-            creators: dict[str, Any] = {
-                name: load_env_creator(entry)
-                for name in ("entry_point", "vector_entry_point")
-                if isinstance(entry := getattr(obj, name), str)
-                and not self._workers_can_import(entry.partition(":")[0])
-            }
-            if creators:
-                return replace(obj, **creators).__reduce_ex__(4)
-        return super().reducer_override(obj)
-
-    def _workers_can_import(self, name: str) -> bool:
+    def __call__(self, name: str) -> bool:
         """Returns False if workers cannot import a module that this process has loaded, or find it in another file."""
         if name.partition(".")[0] in _KNOWN:
             return True
-        if name not in self._importable:
-            self._importable[name] = self._find(name)
-        return self._importable[name]
+        if name not in self._found:
+            self._found[name] = self._find(name)
+        return self._found[name]
 
     def _find(self, name: str) -> bool:
         module, package = sys.modules.get(name), name.rpartition(".")[0]
         if not isinstance(module, ModuleType):
             return True
-        if package and not self._workers_can_import(package):
+        if package and not self(package):
             return False
         self._path = self._path or import_path()
         path = getattr(sys.modules.get(package), "__path__", ()) if package else None
@@ -185,6 +166,36 @@ class _Pickler(cloudpickle.Pickler):
             return bool(package) and file is None
         files = [os.path.realpath(each) for each in (file, found.origin) if each and each.endswith(".py")]
         return len(files) < 2 or files[0] == files[1]
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Pickles by value what is defined in modules that workers cannot import."""
+
+    def __init__(self, stream: io.BytesIO, importable: Importable):
+        super().__init__(stream)
+        self.by_value: list[ModuleType] = []
+        self._importable = importable
+
+    def reducer_override(self, obj: Any) -> Any:
+        if issubclass(type(obj), type | FunctionType | ModuleType):
+            name = str(obj.__name__ if isinstance(obj, ModuleType) else getattr(obj, "__module__", None))
+            registered = cloudpickle.list_registry_pickle_by_value()
+            if not self._importable(name) and (module := sys.modules[name]).__name__ not in registered:
+                cloudpickle.register_pickle_by_value(module)
+                self.by_value.append(module)
+        elif isinstance(obj, EnvSpec | WrapperSpec) and (names := _names_in_main(obj)):
+            reduced: Any = obj.__reduce_ex__(4)
+            make, arguments, *state = reduced
+            return _with_names_in_main, (names, make, arguments), *state
+        elif isinstance(obj, EnvSpec):  # its entry points name modules, which gymnasium.make would import
+            creators: dict[str, Any] = {
+                name: load_env_creator(entry)
+                for name in ("entry_point", "vector_entry_point")
+                if isinstance(entry := getattr(obj, name), str) and not self._importable(entry.partition(":")[0])
+            }
+            if creators:
+                return replace(obj, **creators).__reduce_ex__(4)
+        return super().reducer_override(obj)
 
 
 def _names_in_main(spec: EnvSpec | WrapperSpec) -> dict[str, Any]:
