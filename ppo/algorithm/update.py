@@ -33,15 +33,15 @@ from ppo.runtime.graphs import graph_function, repeat
 compiles_updates = True
 """Whether XLA compiles updates where it can. Tests that are not about updates set this to False to save time."""
 
+DISCRETE_ENTROPY_COEF = 0.003
+"""The default weight of the entropy of discrete actions. The noise of a Gaussian has a minimum instead."""
+
 METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
 """Averages over the gradient steps of an update, NaN if there was none.
 
 They are means and, for `grad_norm`, the root mean square of the norm of all gradients, which does not depend on the
 number of chains.
 """
-
-DISCRETE_ENTROPY_COEF = 0.003
-"""The default weight of the entropy of discrete actions. The noise of a Gaussian has a minimum instead."""
 
 TOTALS = ("gradient_steps", *METRICS)
 """What each chain sums over its gradient steps; for `grad_norm`, the squared norm.
