@@ -354,8 +354,10 @@ def import_path() -> list[str]:
     # Python's import system ignores entries that are not strings, such as `Path` objects.
     path = dict.fromkeys(str(entry or _current_folder() or "") for entry in sys.path if isinstance(entry, str))
     for name, module in list(sys.modules.items()):
-        file = vars(module).get("__file__") if isinstance(module, ModuleType) else None
-        if isinstance(file, str) and "." not in name:
+        if "." in name or not isinstance(module, ModuleType):
+            continue
+        file = vars(module).get("__file__")
+        if isinstance(file, str):
             place = os.path.dirname(file) if os.path.basename(file).startswith("__init__.") else file
             folder, base = os.path.split(place)
             if base.partition(".")[0] == name and os.path.isabs(folder):
