@@ -142,8 +142,8 @@ class Config:
     value_coef: Annotated[float, Setting("objective", AT_LEAST_0, help=
         "Weight of half the squared value error: SB3's vf_coef times 2. Has little effect unless layers are "
         "shared.")] = 0.25
-    entropy_coef: Annotated[float | None, Setting("objective", AT_LEAST_0, help=
-        "Weight of the entropy. None: 0.003 if all actions are discrete, otherwise 0.")] = None
+    entropy_coef: Annotated[float, Setting("objective", AT_LEAST_0, help=
+        "Initial weight of the entropy. The linear schedule applies to it, too.")] = 0.001
     max_grad_norm: Annotated[float, Setting("objective", POSITIVE, help=
         "Maximum gradient norm, separately for the policy and the value function unless they share layers.")] = 0.5
 

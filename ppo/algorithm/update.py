@@ -33,9 +33,6 @@ from ppo.runtime.graphs import graph_function, repeat
 compiles_updates = True
 """Whether XLA compiles updates where it can. Tests that are not about updates set this to False to save time."""
 
-DISCRETE_ENTROPY_COEF = 0.003
-"""The default weight of the entropy of discrete actions. The noise of a Gaussian has a minimum instead."""
-
 METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
 """Averages over the gradient steps of an update, NaN if there was none.
 
@@ -49,9 +46,9 @@ TOTALS = ("gradient_steps", *METRICS)
 The totals of two chains add up, because a chain leaves a total at 0 that it does not compute.
 """
 
-LossTerm = Callable[[Samples, Hidden, Inputs], tuple[tf.Tensor, dict[str, tf.Tensor]]]
-"""A term of the loss: maps a minibatch, with the networks' hidden activations and encoded inputs, to a scalar, and to
-its part of `TOTALS`, by name."""
+LossTerm = Callable[[Samples, Hidden, Inputs, tf.Tensor], tuple[tf.Tensor, dict[str, tf.Tensor]]]
+"""A term of the loss: maps a minibatch, the networks' hidden activations and encoded inputs for it, and the weight of
+the entropy to a scalar, and to its part of `TOTALS`, by name."""
 
 
 class Learner(tf.Module):
@@ -86,9 +83,6 @@ class Learner(tf.Module):
             Adam(variables, epsilon=config.adam_epsilon, max_grad_norm=config.max_grad_norm)
             for variables in agent.learned_groups
         ]
-        self._entropy_coef = config.entropy_coef
-        if self._entropy_coef is None:
-            self._entropy_coef = DISCRETE_ENTROPY_COEF if agent.distribution.num_free == 0 else 0.0
         self.penalty = tf.Variable(1.0, trainable=False, name="kl_penalty")
         self.base_rate = tf.Variable(config.learning_rate, trainable=False, name="learning_rate")
         self.compiled = False
@@ -135,13 +129,15 @@ class Learner(tf.Module):
 
         Args:
             collected: A rollout of the current policy.
-            learning_rate: Scheduled learning rate, a float32 scalar; ignored by the schedule "kl_adaptive".
+            learning_rate: Scheduled learning rate, a float32 scalar, which the weight of the entropy follows. The
+                schedule "kl_adaptive" uses its own rate instead.
             order: Samples of each minibatch, `int32[epochs * minibatches, B]`; see `shuffled`.
         """
         config, agent = self._config, self._agent
         batch = prepare(agent, self.rewards, collected)
         samples = samples_of(config, agent, batch, collected)
         rate = effective_rate(config, scheduled=learning_rate, base=self.base_rate.read_value())
+        entropy_coef = config.entropy_coef * (learning_rate / config.learning_rate)
         # A round is an epoch or, if advantages are not recomputed, all epochs.
         num_rounds = config.epochs if self._recomputes else 1
         rounds = tf.reshape(order, [num_rounds, -1, config.minibatch_size])
@@ -150,7 +146,7 @@ class Learner(tf.Module):
             estimates, totals = carried
             # Order: no chain writes a variable that the other one uses, so both run concurrently.
             for chain in self._chains:
-                totals += chain(batch, samples._replace(estimates=estimates), rounds[k], rate)
+                totals += chain(batch, samples._replace(estimates=estimates), rounds[k], rate, entropy_coef)
             if self._recomputes:
                 is_last = tf.equal(k, num_rounds - 1)
                 estimates = tf.cond(is_last, lambda: estimates, lambda: self._new_estimates(batch))
@@ -165,7 +161,14 @@ class Learner(tf.Module):
         return metrics
 
     def _descend(
-        self, adam: Adam, terms: Sequence[LossTerm], batch: Batch, samples: Samples, order: tf.Tensor, rate: tf.Tensor
+        self,
+        adam: Adam,
+        terms: Sequence[LossTerm],
+        batch: Batch,
+        samples: Samples,
+        order: tf.Tensor,
+        rate: tf.Tensor,
+        entropy_coef: tf.Tensor,
     ) -> tf.Tensor:
         """Takes a gradient step for each minibatch of a round, and returns the chain's part of `TOTALS`.
 
@@ -177,7 +180,7 @@ class Learner(tf.Module):
             with tf.GradientTape() as tape:
                 encoded = agent.network.encode(minibatch.inputs)
                 hidden, _ = agent.unroll(encoded, sequences)
-                computed = [term(minibatch, hidden, encoded) for term in terms]
+                computed = [term(minibatch, hidden, encoded, entropy_coef) for term in terms]
                 loss = sum(value for value, _ in computed)
             gradients = agent.inward(tape.gradient(loss, adam.learned), adam.learned)
             found = {"grad_norm": tf.square(adam.apply(gradients, rate))}
@@ -199,7 +202,7 @@ class Learner(tf.Module):
         return repeat(tf.shape(order)[0], step, tf.zeros(len(TOTALS)))
 
     def _policy_loss(
-        self, minibatch: Samples, hidden: Hidden, encoded: Inputs
+        self, minibatch: Samples, hidden: Hidden, encoded: Inputs, entropy_coef: tf.Tensor
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """See `LossTerm`."""
         config, distribution, acts = self._config, self._agent.distribution, minibatch.weights.acts
@@ -223,7 +226,7 @@ class Learner(tf.Module):
                 weights=acts,
             )
         entropy = losses.mean(distribution.entropy(outputs), acts)
-        return policy_loss - self._entropy_coef * entropy, {
+        return policy_loss - entropy_coef * entropy, {
             "gradient_steps": 1.0,
             "policy_loss": policy_loss,
             "entropy": entropy,
@@ -234,7 +237,7 @@ class Learner(tf.Module):
         }
 
     def _value_loss(
-        self, minibatch: Samples, hidden: Hidden, encoded: Inputs
+        self, minibatch: Samples, hidden: Hidden, encoded: Inputs, _: tf.Tensor
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """See `LossTerm`."""
         value_loss = losses.value_loss(

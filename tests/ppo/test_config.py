@@ -21,7 +21,7 @@ from ppo.presets import PRESETS
         ({"num_workers": -1}, "num_workers=-1 is out of range: it must be 0 or more, or None"),
         ({"kl_target": 0.0}, "kl_target=0.0 is out of range: it must be above 0"),
         ({"kl_limit": -1.0}, "kl_limit=-1.0 is out of range: it must be above 0, or None"),
-        ({"entropy_coef": -1.0}, "entropy_coef=-1.0 is out of range: it must be 0 or more, or None"),
+        ({"entropy_coef": -1.0}, "entropy_coef=-1.0 is out of range: it must be 0 or more"),
         ({"objective": "kl"}, "objective='kl' is unknown: it must be clip or kl_penalty"),
         ({"lr_schedule": "cosine"}, "it must be linear, constant or kl_adaptive"),
         ({"backend": "c"}, "backend='c' is unknown: it must be auto or python"),

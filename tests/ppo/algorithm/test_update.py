@@ -259,6 +259,7 @@ def slow_update(config, agent, learner, rollout, collected, order, rate):
     old_outputs, old_values, _ = slow.unroll()
     samples = distribution.samples(old_outputs, collected.noise, tf.nest.map_structure(tf.constant, rollout.actions))
     old = distribution.log_prob(old_outputs, samples).numpy()
+    entropy_coef = config.entropy_coef * rate / config.learning_rate
     if config.lr_schedule == "kl_adaptive":
         rate = tf.constant(learner.base_rate.numpy())
     elif config.kl_limit is not None:
@@ -271,9 +272,6 @@ def slow_update(config, agent, learner, rollout, collected, order, rate):
     rewards = learner.rewards(tf.constant(rollout.rewards, tf.float32), begins, ended, weights).numpy()
     computed = slow_advantages(config, slow, rewards)
     first_targets, totals, taken = computed[1], np.zeros(6), 0
-    # Only agents with continuous actions, alone or among others, have standard deviations.
-    default_coef = 0.003 if agent.log_std is None else 0.0
-    entropy_coef = default_coef if config.entropy_coef is None else config.entropy_coef
     for k, items in enumerate(order):
         if config.recompute_advantages and not agent.observations.has_images and k % config.num_minibatches == 0:
             computed = slow_advantages(config, slow, rewards)
@@ -602,20 +600,6 @@ def test_updates_are_compiled_by_default():
 def test_a_new_learner_lacks_statistics_if_observations_or_rewards_are_normalized(observations, rewards):
     config = dataclasses.replace(CONFIG, normalize_observations=observations, normalize_rewards=rewards)
     assert parts(config)[3].lacks_statistics == (observations or rewards)
-
-
-@pytest.mark.parametrize(("make", "coef"), [(None, 0.0), (Switches, 0.003), (Machine, 0.0)], ids=str)
-def test_by_default_entropy_has_a_weight_if_all_actions_are_discrete(make, coef):
-    learned = []
-    for given in (None, coef, coef + 0.001):
-        config = dataclasses.replace(CONFIG, entropy_coef=given, epochs=1, minibatch_size=40)
-        _, envs, agent, learner, collector = parts(config, make)
-        envs.reset(seed=0)
-        (collected,) = collector.collect(0, 0).collected
-        update_eagerly(config, learner, collected)
-        learned.append(np.concatenate([np.ravel(variable) for variable in agent.learned]))
-    np.testing.assert_array_equal(learned[0], learned[1])
-    assert (learned[0] != learned[2]).any()
 
 
 def test_the_kl_penalty_begins_at_1_and_the_base_learning_rate_at_the_configured_one():
