@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
-from vecenv.workers.pickling import Importable, dumps
+from vecenv.workers.pickling import Importable, dumps_or_none
 
 
 @dataclass(frozen=True)
@@ -145,10 +145,8 @@ def _settings_of(handler: logging.Handler, importable: Importable) -> HandlerSet
 
 def _deferred(used: Any, importable: Importable) -> Deferred | None:
     """Returns None for a formatter or a filter that cannot be pickled."""
-    try:
-        return Deferred(dumps(used, importable=importable))
-    except TypeError:
-        return None
+    pickled = dumps_or_none(used, importable)
+    return None if pickled is None else Deferred(pickled)
 
 
 def _to_stream(name: str) -> logging.Handler:

@@ -53,30 +53,35 @@ def dumps(
             modules that had to be pickled by value.
         SharedMemoryFull: If there is no memory for the pickle.
     """
+    importable = importable or Importable()
     try:
         return _dumps(value, importable)
     except MemoryError as error:
         raise out_of_memory(error) from error
     except Exception as error:
-        chain = _chain(parts or {"the value": value})
+        chain = _chain(parts or {"the value": value}, importable)
         told = TypeError(f"{chain} cannot be pickled for the workers ({type(error).__name__}: {error}). {remedy}")
         for note in getattr(error, "__notes__", ()):
             told.add_note(note)
         raise told from error
 
 
-def picklable(value: Any) -> bool:
-    """Returns whether a value can be pickled."""
+def dumps_or_none(value: Any, importable: Importable | None = None) -> bytes | None:
+    """Returns what `dumps` does, or None if the value cannot be pickled, without looking for the object to blame."""
     try:
-        _dumps(value)
+        return _dumps(value, importable or Importable())
     except Exception:
-        return False
-    return True
+        return None
 
 
-def _dumps(value: Any, importable: Importable | None = None) -> bytes:
+def picklable(value: Any, importable: Importable | None = None) -> bool:
+    """Returns whether a value can be pickled."""
+    return dumps_or_none(value, importable) is not None
+
+
+def _dumps(value: Any, importable: Importable) -> bytes:
     stream = io.BytesIO()
-    pickler = _Pickler(stream, importable or Importable())
+    pickler = _Pickler(stream, importable)
     with _lock:
         try:
             pickler.dump(value)
@@ -94,11 +99,15 @@ def _dumps(value: Any, importable: Importable | None = None) -> bytes:
     return stream.getvalue()
 
 
-def _chain(parts: Mapping[str, Any]) -> str:
+def _chain(parts: Mapping[str, Any], importable: Importable) -> str:
     """Returns the steps to an object that cannot be pickled: "env_fns[0] (function make) > variable 'lock' (lock)"."""
     steps: list[str] = []
     seen: set[int] = set()
-    while found := next(((k, v) for k, v in parts.items() if id(v) not in seen and not picklable(v)), None):
+
+    def is_to_blame(value: Any) -> bool:
+        return id(value) not in seen and not picklable(value, importable)
+
+    while found := next(((name, each) for name, each in parts.items() if is_to_blame(each)), None):
         name, value = found
         seen.add(id(value))
         own = getattr(value, "__qualname__", None) if isinstance(value, type | FunctionType | MethodType) else None
