@@ -203,6 +203,22 @@ def test_clipped_actions_reach_the_env_within_its_bounds():
     assert envs.step(np.array([[7.0]], np.float32))[1][0] == 2.0
 
 
+class Angle(gym.Space):
+    """A custom space of floats."""
+
+    def __init__(self):
+        super().__init__((), np.float64)
+
+    def __eq__(self, other):
+        return isinstance(other, Angle)
+
+
+@pytest.mark.parametrize("space", [spaces.Box(0, 3, (1,), np.int32), spaces.MultiBinary(2), Angle()], ids=str)
+def test_clipped_actions_keep_the_bounds_of_integers_and_custom_spaces(space):
+    envs = vecenv.SyncVectorEnv([lambda: SampledEnv(spaces.Box(0, 1, (2,)), space)], clip_actions=True)
+    assert envs.single_action_space == space
+
+
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 @pytest.mark.parametrize("nested", [lambda box: box, lambda box: spaces.Dict(a=spaces.Tuple([box]))])
 def test_clipped_actions_need_the_same_bounds_in_every_env(num_workers, nested):
