@@ -274,6 +274,25 @@ def test_an_exception_of_the_vector_env_names_the_worker_and_its_envs():
             envs.step([0] * 4)
 
 
+def test_an_exception_in_this_process_has_a_note_that_names_all_envs_or_the_faulty_one():
+    with vecenv.SyncVectorEnv(batched(4)) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(RuntimeError, match="one is refused") as caught:
+            envs.step([0, 0, 0, 1])
+        assert caught.value.__notes__ == ["raised by envs 0:4 during step"]
+    with vecenv.SyncVectorEnv(batched(3, Replacing, rewards=np.array([1.0, None, 2.0]))) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(TypeError, match="reward of env 1") as caught:
+            for _ in range(6):
+                envs.step([0] * 3)
+        assert caught.value.__notes__ == ["raised by env 1 during step"]
+    with vecenv.SyncVectorEnv(batched(3, Replacing, reset_infos=None)) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(TypeError, match="info of envs 0:3") as caught:
+            envs.reset(seed=None)
+        assert caught.value.__notes__ == ["raised by envs 0:3 during reset"]
+
+
 def test_attributes_belong_to_the_vector_env():
     with vecenv.AsyncVectorEnv(batched(4), num_workers=2) as envs:
         assert envs.get_attr("color") == ("blue",) * 4 and envs.get_attr("size") == ((3, 4),) * 4
