@@ -408,7 +408,7 @@ def test_invalid_arguments_are_rejected():
         Batched(3, 4)
     with pytest.raises(ValueError, match="num_envs=0"):
         Batched(CountingVectorEnv, 0)
-    assert len(Batched(CountingVectorEnv, 5)[1:3]) == 2
+    assert len(Batched(CountingVectorEnv, 5)[1:3]) == 2 and len(Batched(CountingVectorEnv, 1)) == 1
 
 
 def test_restart_is_rejected_for_a_vector_env_that_cannot_step_a_subset():
