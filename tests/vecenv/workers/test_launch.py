@@ -136,6 +136,40 @@ def test_a_forked_child_can_build_its_own_envs():
         envs.step([0] * 2)
 
 
+def test_a_forked_child_can_build_its_own_envs_although_another_thread_was_starting_workers():
+    """Otherwise, the lock that the other thread held would stay locked in the child."""
+    with launch._server._lock:
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(30)
+            code = 1
+            with contextlib.suppress(BaseException), vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1) as envs:
+                envs.reset()
+                code = 0
+            os._exit(code)
+        assert status_of(pid) == 0
+
+
+def test_a_forked_child_does_not_keep_the_fork_server_of_its_parent_running():
+    script = """
+import os, sys
+import vecenv
+from tests.helpers import counting_fns
+from vecenv.workers import launch
+
+vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1).close()
+if os.fork() == 0:
+    sys.stdin.read()
+    os._exit(0)
+print(launch._server._process.pid, flush=True)
+"""
+    how = {"cwd": ROOT, "stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", script], **how) as parent:
+        server = int(parent.stdout.readline())
+        assert parent.wait(timeout=30) == 0
+        wait_for_end([server])  # before the child ends
+
+
 STOPPED = """
 import signal
 import vecenv
@@ -171,6 +205,8 @@ def test_a_stopped_worker_does_not_outlive_its_killed_parent(context, tmp_path):
 
 STUCK = """
 import ctypes, os, signal, sys
+signal.signal(signal.SIGALRM, signal.SIG_IGN)  # programs inherit both
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
 import vecenv
 from tests.helpers import CountingEnv
 
@@ -289,12 +325,13 @@ def test_such_signals_end_neither_the_fork_server_nor_the_resource_tracker():
     script = (
         "import os, signal, time, vecenv\n"
         "from multiprocessing import resource_tracker\n"
+        "from tests.helpers import counting_fns\n"
         "from vecenv.workers import launch\n"
-        "launch._start_resource_tracker()\n"
+        "vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1).close()\n"
         "for number in launch.JOB_SIGNALS:\n"
         "    os.kill(resource_tracker._resource_tracker._pid, number)\n"
         "time.sleep(0.1)\n"
-        "launch._start_resource_tracker()\n"  # warns if it has to start another one
+        "resource_tracker.ensure_running()\n"  # warns if it has to start another one
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
@@ -476,6 +513,22 @@ def test_every_deferred_signal_is_handled_even_if_the_first_handler_raises(monke
     assert handled == [signal.SIGTERM]
 
 
+def test_every_deferred_signal_is_handled_once(monkeypatch):
+    handled = []
+    monkeypatch.setattr(launch, "REPEATED_S", 60.0)
+    numbers = [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2]
+    previous = [signal.signal(number, lambda number, frame: handled.append(number)) for number in numbers]
+    try:
+        with launch.interrupts_deferred():
+            for number in numbers * 2:
+                os.kill(os.getpid(), number)
+            assert not handled
+    finally:
+        for number, handler in zip(numbers, previous, strict=True):
+            signal.signal(number, handler)
+    assert sorted(handled) == sorted(numbers)
+
+
 @pytest.mark.filterwarnings("ignore:.*It is restarted")
 @pytest.mark.parametrize("context", METHODS)
 def test_a_restart_keeps_no_descriptor_of_the_dead_worker(context):
@@ -547,13 +600,49 @@ def test_the_fork_server_is_not_multiprocessings_own():
     assert forkserver._forkserver._preload_modules == before
 
 
-def test_a_killed_fork_server_is_restarted():
-    with vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1) as envs:
-        envs.reset()
-    launch._server._process.kill()
-    launch._server._process.wait()
-    with vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1) as envs:
-        envs.reset()
+def test_a_killed_fork_server_is_restarted_and_leaves_no_descriptor():
+    counts = []
+    for _ in range(3):
+        with vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1) as envs:
+            envs.reset()
+        gc.collect()
+        counts.append(len(os.listdir("/proc/self/fd")))
+        launch._server._process.kill()
+        launch._server._process.wait()
+    assert len(set(counts)) == 1, counts
+
+
+WITHOUT = {
+    "Linux": "",
+    "a system without O_PATH, such as macOS": "import os; del os.O_PATH",
+    "a system whose descriptors are no paths": """
+import socket
+
+class Socket(socket.socket):
+    def connect(self, address):
+        if str(address).startswith("/proc"):
+            raise FileNotFoundError(address)
+        super().connect(address)
+
+socket.socket = Socket
+""",
+}
+systems = pytest.mark.parametrize("without", WITHOUT.values(), ids=WITHOUT)
+
+
+@systems
+def test_a_killed_process_leaves_no_temporary_files(without, tmp_path):
+    script = without + STOPPED.format(context="forkserver", stop="")
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    pids = [int(word) for word in parent.stdout.readline().split()]
+    parent.kill()
+    assert parent.communicate(timeout=30)[1] == b"" and len(pids) == 2
+    wait_for_end(pids)
+    while os.listdir(tmp_path):
+        time.sleep(0.005)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has sockets without a name")
@@ -573,11 +662,11 @@ def test_a_job_that_is_killed_as_a_whole_leaves_no_temporary_files(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("without", ["", "del os.O_PATH"], ids=["Linux", "a system without O_PATH, such as macOS"])
+@systems
 def test_a_cleaner_of_temporary_folders_stops_neither_running_nor_later_envs(without, tmp_path):
     script = f"""
-import os, shutil
 {without}
+import os, shutil
 import vecenv
 from tests.helpers import counting_fns
 
