@@ -204,9 +204,11 @@ class _ForkServer(forkserver.ForkServer):
             listener.listen()
             path = _path_of(listener)
             if path is not None:
+                if_it_fails.callback(os.close, path)
                 shutil.rmtree(folder)
                 folder, address = "", f"/proc/self/fd/{path}"
             ends, alive = os.pipe()
+            if_it_fails.callback(os.close, alive)
             try:
                 # sys.path is set first, because the current folder may hold modules that shadow the standard library.
                 code = (

@@ -631,6 +631,32 @@ systems = pytest.mark.parametrize("without", WITHOUT.values(), ids=WITHOUT)
 
 
 @systems
+def test_a_fork_server_that_cannot_be_started_is_an_error_and_leaves_no_files_and_no_descriptors(without, tmp_path):
+    script = f"""
+{without}
+import os
+from multiprocessing import resource_tracker, spawn
+import vecenv
+from tests.helpers import counting_fns
+
+resource_tracker.ensure_running()
+spawn.set_executable("/nonexistent/python")
+counts = set()
+for _ in range(3):
+    try:
+        vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1)
+    except vecenv.WorkerDied as error:
+        assert "No such file" in str(error) and "/nonexistent/python" in str(error), error
+        counts.add(len(os.listdir("/proc/self/fd")))
+print(len(counts))
+"""
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    how = {"cwd": ROOT, "env": environment, "capture_output": True, "text": True, "timeout": 60}
+    done = subprocess.run([sys.executable, "-c", script], **how)
+    assert (done.returncode, done.stdout, done.stderr, os.listdir(tmp_path)) == (0, "1\n", "", [])
+
+
+@systems
 def test_a_killed_process_leaves_no_temporary_files(without, tmp_path):
     script = without + STOPPED.format(context="forkserver", stop="")
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
