@@ -378,6 +378,18 @@ def test_an_unsuitable_vector_env_is_rejected(make, error, message, num_workers)
         vecenv.AsyncVectorEnv(Batched(make, 4), num_workers=num_workers)
 
 
+def test_a_vector_env_that_is_rejected_is_closed():
+    closed = []
+
+    class Closing(CountingVectorEnv):
+        def close(self):
+            closed.append(self.num_envs)
+
+    with pytest.raises(ValueError, match="a vector env of 7 envs"):
+        vecenv.SyncVectorEnv(Batched(lambda num_envs, autoreset_mode: Closing(7, autoreset_mode), 4))
+    assert closed == [7]
+
+
 def test_an_error_of_a_reset_with_seeds_says_that_seeds_are_a_list():
     class OneSeed(CountingVectorEnv):
         def reset(self, *, seed=None, options=None):
