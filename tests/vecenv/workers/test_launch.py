@@ -4,6 +4,7 @@ import contextlib
 import gc
 import multiprocessing
 import os
+import pickle
 import random
 import signal
 import subprocess
@@ -411,6 +412,49 @@ def test_workers_start_if_sys_path_or_sys_argv_holds_objects_that_are_not_string
     launch._server.abandon()
     if server is not None:
         os.waitpid(server.pid, 0)  # it ends, because its pipe is closed
+
+
+@pytest.mark.parametrize("context", ["forkserver", "spawn"])
+def test_workers_start_in_a_folder_that_was_deleted(context, tmp_path):
+    script = (
+        "import os, sys\n"
+        f"os.chdir({str(tmp_path)!r})\n"
+        f"os.rmdir({str(tmp_path)!r})\n"
+        f"sys.path.append({str(ROOT)!r})\n"
+        "import vecenv\n"
+        "from tests.helpers import counting_fns\n"
+        f"with vecenv.AsyncVectorEnv(counting_fns(1), num_workers=1, context={context!r}) as envs:\n"
+        "    print([path for path in envs.apply(lambda env: sys.path)[0] if not os.path.isabs(path)])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd="/", capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "['']\n", ""), done
+
+
+@pytest.mark.parametrize("context", ["forkserver", "spawn"])
+def test_envs_in_workers_share_the_resource_tracker_and_locks_can_be_sent_only_while_a_process_starts(context):
+    def tracker(env=None):
+        from multiprocessing import resource_tracker
+
+        return os.fstat(resource_tracker.getfd()).st_ino
+
+    with vecenv.AsyncVectorEnv(counting_fns(1), num_workers=1, context=context) as envs:
+        assert envs.apply(tracker) == [tracker()]
+        with pytest.raises(RuntimeError, match="through inheritance"):
+            pickle.dumps(multiprocessing.get_context(context).Lock())
+
+
+def test_programs_that_envs_start_do_not_read_the_standard_input_of_a_script():
+    script = """
+import os
+import vecenv
+from tests.helpers import counting_fns
+
+with vecenv.AsyncVectorEnv(counting_fns(1), num_workers=1) as envs:
+    print(*envs.apply(lambda env: os.fstat(0).st_rdev == os.stat(os.devnull).st_rdev))
+"""
+    how = {"cwd": ROOT, "input": "for the script", "capture_output": True, "text": True, "timeout": 60}
+    done = subprocess.run([sys.executable, "-c", script], **how)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", ""), done
 
 
 @pytest.mark.parametrize("context", METHODS)
