@@ -346,9 +346,9 @@ def run_until_replaced(replaced, cls=vecenv.SyncVectorEnv, mode=AutoresetMode.NE
 
 NOT_NUMBERS = [None, "3", b"3", 1j, np.datetime64("2026-01-01"), np.timedelta64(3, "s"), np.array("3"), [1.0], {}]
 NOT_NUMBERS += [np.array([1.0, 2.0]), np.array(None), np.array([], np.float64), np.complex64(1)]
-NOT_NUMBERS += [np.ma.masked, np.array("3", object)]
+NOT_NUMBERS += [np.ma.masked, np.array("3", object), np.timedelta64(3, "ns"), np.datetime64(3, "ns")]
 NOT_FLAGS = ["False", "", None, float("nan"), np.float32("nan"), 2, -1, 0.5, [], [False], {}, 1j, np.array(None)]
-NOT_FLAGS += [np.array([True, False]), np.array([], np.bool_), np.array(0.5)]
+NOT_FLAGS += [np.array([True, False]), np.array([], np.bool_), np.array(0.5), np.array([True, None])]
 NOT_INFOS = [None, [], (), 3, "info", [("a", 1)]]
 
 
@@ -380,6 +380,24 @@ def test_a_reset_info_that_is_not_a_dict_is_an_error_that_names_the_env(mode, in
             with pytest.raises(TypeError, match=r"info of env 0 at reset is .*, not a dict") as caught:
                 envs.reset()
             assert "raised by env 0 during reset" in caught.value.__notes__
+
+
+class Unknown:
+    """Is shown as a text of the given length."""
+
+    def __init__(self, length):
+        self._text = "<" + "x" * (length - 2) + ">"
+
+    def __repr__(self):
+        return self._text
+
+
+@pytest.mark.parametrize("make", [Unknown, lambda length: "x" * (length - 2)], ids=["object", "str"])
+def test_a_message_shows_up_to_80_characters_of_a_value(make):
+    for length, shown in ((80, True), (81, False)):
+        with pytest.raises(TypeError, match="not a real number") as caught:
+            run_until_replaced({"reward": make(length)})
+        assert (repr(make(length)) in str(caught.value)) is shown
 
 
 def test_a_worker_also_reports_a_result_of_the_wrong_type():
