@@ -354,6 +354,13 @@ def test_actions_are_clipped_to_the_bounds():
             assert_same(ours.step(wild), theirs.step(np.clip(wild, -1, 1)))
 
 
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_one_value_for_all_envs_need_not_equal_itself(num_envs):
+    with vecenv.SyncVectorEnv(batched(num_envs)) as envs:
+        envs.set_attr("color", float("nan"))
+        assert all(np.isnan(color) for color in envs.get_attr("color"))
+
+
 class Talking(CountingVectorEnv):
     """Its actions have no fixed shape."""
 
