@@ -361,6 +361,12 @@ def test_one_value_for_all_envs_need_not_equal_itself(num_envs):
         assert all(np.isnan(color) for color in envs.get_attr("color"))
 
 
+@pytest.mark.parametrize("row", [0, 1, 2])
+def test_a_different_value_for_one_env_is_an_error(row):
+    with vecenv.SyncVectorEnv(batched(3)) as envs, pytest.raises(ValueError, match="'color' is one attribute"):
+        envs.set_attr("color", ["green" if i == row else "red" for i in range(3)])
+
+
 class Talking(CountingVectorEnv):
     """Its actions have no fixed shape."""
 

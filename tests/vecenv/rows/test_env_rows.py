@@ -382,6 +382,19 @@ def test_a_reset_info_that_is_not_a_dict_is_an_error_that_names_the_env(mode, in
             assert "raised by env 0 during reset" in caught.value.__notes__
 
 
+class Seeded(CountingEnv):
+    def reset(self, *, seed=None, options=None):
+        self.seed = seed
+        return super().reset(seed=seed)
+
+
+@pytest.mark.parametrize("seed", [255, np.uint8(255), [np.uint8(255), np.int64(256)]], ids=repr)
+def test_seeds_reach_the_envs_as_ints(seed):
+    with vecenv.SyncVectorEnv([lambda: Seeded(0)] * 2) as envs:
+        envs.reset(seed=seed)
+        assert repr(envs.get_attr("seed")) == "(255, 256)"
+
+
 class Unknown:
     """Is shown as a text of the given length."""
 
