@@ -395,6 +395,37 @@ def test_seeds_reach_the_envs_as_ints(seed):
         assert repr(envs.get_attr("seed")) == "(255, 256)"
 
 
+@pytest.mark.parametrize(
+    ("mask", "error", "message"),
+    [
+        ([True, False], TypeError, "must be a numpy array, got <class 'list'>"),
+        (np.array([True]), ValueError, r"must have shape `\(2,\)`, got \(1,\)"),
+        (np.array([1, 0]), TypeError, "must have `dtype=np.bool_`, got int"),
+        (np.array([False, False]), ValueError, "at least one True value"),
+    ],
+)
+def test_a_wrong_reset_mask_is_an_error_that_resets_no_env(mask, error, message):
+    with vecenv.SyncVectorEnv(counting_fns(2), autoreset_mode=AutoresetMode.DISABLED) as envs:
+        envs.reset()
+        envs.step([0, 0])
+        with pytest.raises(error, match=message):
+            envs.reset(options={"reset_mask": mask})
+        assert envs.step([0, 0])[1].tolist() == [2.0, 2.0]
+
+
+class Optional(CountingEnv):
+    def reset(self, *, seed=None, options=None):
+        self.options = options
+        return super().reset(seed=seed)
+
+
+def test_envs_get_the_options_without_the_mask():
+    with vecenv.SyncVectorEnv([lambda: Optional(0)] * 2, autoreset_mode=AutoresetMode.DISABLED) as envs:
+        envs.reset(options={"speed": 1})
+        envs.reset(options={"reset_mask": np.array([False, True]), "speed": 2})
+        assert envs.get_attr("options") == ({"speed": 1}, {"speed": 2})
+
+
 class Unknown:
     """Is shown as a text of the given length."""
 
