@@ -635,6 +635,14 @@ def test_programs_that_envs_start_do_not_inherit_the_pipe_and_end_on_sigterm(con
         assert envs.call("terminate") == (-signal.SIGTERM,)
 
 
+@pytest.mark.parametrize("context", METHODS)
+def test_workers_are_named_and_numbered_here_and_in_their_process(context):
+    with vecenv.AsyncVectorEnv(counting_fns(2), num_workers=2, context=context) as envs:
+        assert [process.name for process in envs.processes] == ["vecenv-worker-0", "vecenv-worker-1"]
+        names = envs.apply(lambda env: multiprocessing.current_process().name)
+    assert names == ["vecenv-worker-0", "vecenv-worker-1"]
+
+
 def test_the_fork_server_is_not_multiprocessings_own():
     """Other libraries' preloads do not reach the workers, and vecenv's do not reach other libraries' processes."""
     from multiprocessing import forkserver
