@@ -643,6 +643,12 @@ def test_workers_are_named_and_numbered_here_and_in_their_process(context):
     assert names == ["vecenv-worker-0", "vecenv-worker-1"]
 
 
+@pytest.mark.parametrize("daemon", [True, False])
+def test_daemon_is_the_flag_of_the_processes(daemon):
+    with vecenv.AsyncVectorEnv(counting_fns(2), num_workers=2, daemon=daemon) as envs:
+        assert [process.daemon for process in envs.processes] == [daemon] * 2
+
+
 def test_the_fork_server_is_not_multiprocessings_own():
     """Other libraries' preloads do not reach the workers, and vecenv's do not reach other libraries' processes."""
     from multiprocessing import forkserver
