@@ -339,6 +339,13 @@ def test_such_signals_end_neither_the_fork_server_nor_the_resource_tracker():
 
 
 @pytest.mark.parametrize("context", METHODS)
+def test_starting_workers_does_not_change_the_signals_that_are_blocked(context):
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1, context=context).close()
+    assert signal.pthread_sigmask(signal.SIG_SETMASK, before) == before
+
+
+@pytest.mark.parametrize("context", METHODS)
 def test_terminate_ends_a_worker(context):
     """multiprocessing terminates and joins daemonic processes at exit, so a worker that went on would block it."""
     with vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1, context=context) as envs:
