@@ -164,11 +164,14 @@ if os.fork() == 0:
     os._exit(0)
 print(launch._server._process.pid, flush=True)
 """
-    how = {"cwd": ROOT, "stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", script], **how) as parent:
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    command = [sys.executable, "-W", "error::ResourceWarning", "-c", script]
+    with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as parent:
         server = int(parent.stdout.readline())
         assert parent.wait(timeout=30) == 0
         wait_for_end([server])  # before the child ends
+        parent.stdin.close()
+        assert parent.stderr.read() == ""
 
 
 STOPPED = """
