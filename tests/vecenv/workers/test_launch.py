@@ -725,6 +725,28 @@ print(len(counts))
 
 
 @systems
+def test_a_killed_fork_server_leaves_no_temporary_files_once_there_is_another(without, tmp_path):
+    script = f"""
+{without}
+import os
+import vecenv
+from tests.helpers import counting_fns
+from vecenv.workers import launch
+
+for _ in range(3):
+    vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1).close()
+    folders = len(os.listdir({str(tmp_path)!r}))  # the folder of the server that is running, except on Linux
+    launch._server._process.kill()
+    launch._server._process.wait()
+print(folders)
+"""
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    how = {"cwd": ROOT, "env": environment, "capture_output": True, "text": True, "timeout": 60}
+    done = subprocess.run([sys.executable, "-c", script], **how)
+    assert (done.stdout, done.stderr) == (f"{int(without != '')}\n", "") and os.listdir(tmp_path) == [], done
+
+
+@systems
 def test_a_killed_process_leaves_no_temporary_files(without, tmp_path):
     script = without + STOPPED.format(context="forkserver", stop="")
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
