@@ -653,6 +653,27 @@ def test_workers_are_named_and_numbered_here_and_in_their_process(context):
     assert names == ["vecenv-worker-0", "vecenv-worker-1"]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows the variables with which a process has started")
+@pytest.mark.parametrize("context", ["forkserver", "spawn"])
+def test_workers_have_their_variables_before_they_import_a_math_library(context):
+    script = f"""
+import vecenv
+from tests.helpers import counting_fns
+
+def variables(env):
+    with open("/proc/self/environ") as file:
+        return [each for each in file.read().split(chr(0)) if each.startswith(("MKL_NUM", "OMP_NUM", "PMI_"))]
+
+with vecenv.AsyncVectorEnv(counting_fns(1), num_workers=1, context={context!r}) as envs:
+    print(*sorted(envs.apply(variables)[0]))
+"""
+    environment = {**os.environ, "PMI_RANK": "0", "MKL_NUM_THREADS": "3"}
+    environment.pop("OMP_NUM_THREADS", None)
+    how = {"cwd": ROOT, "env": environment, "capture_output": True, "text": True, "timeout": 60}
+    done = subprocess.run([sys.executable, "-c", script], **how)
+    assert (done.stdout, done.stderr) == ("MKL_NUM_THREADS=3 OMP_NUM_THREADS=1\n", "")
+
+
 @pytest.mark.parametrize("daemon", [True, False])
 def test_daemon_is_the_flag_of_the_processes(daemon):
     with vecenv.AsyncVectorEnv(counting_fns(2), num_workers=2, daemon=daemon) as envs:
