@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from functools import partial
 from pathlib import Path
 
@@ -422,6 +423,24 @@ def test_workers_start_if_sys_path_or_sys_argv_holds_objects_that_are_not_string
     launch._server.abandon()
     if server is not None:
         os.waitpid(server.pid, 0)  # it ends, because its pipe is closed
+
+
+def test_the_import_path_has_the_folders_from_which_the_names_of_modules_lead_to_their_files(tmp_path, monkeypatch):
+    files = {
+        "alone": "a/alone.py",
+        "package": "b/package/__init__.py",
+        "compiled": "c/compiled.cpython-311-x86_64-linux-gnu.so",
+        "renamed": "d/other.py",
+    }
+    for name, file in files.items():
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+        sys.modules[name].__file__ = str(tmp_path / file)
+    monkeypatch.setitem(sys.modules, "relative", types.ModuleType("relative"))
+    sys.modules["relative"].__file__ = "somewhere/relative.py"
+    monkeypatch.setattr(sys, "path", ["/first"])
+    path = launch.import_path()
+    assert path[0] == "/first" and "somewhere" not in path
+    assert [entry for entry in path if str(tmp_path) in entry] == [str(tmp_path / folder) for folder in "abc"]
 
 
 @pytest.mark.parametrize("context", ["forkserver", "spawn"])
