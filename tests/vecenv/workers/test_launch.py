@@ -437,9 +437,9 @@ def test_the_import_path_has_the_folders_from_which_the_names_of_modules_lead_to
         sys.modules[name].__file__ = str(tmp_path / file)
     monkeypatch.setitem(sys.modules, "relative", types.ModuleType("relative"))
     sys.modules["relative"].__file__ = "somewhere/relative.py"
-    monkeypatch.setattr(sys, "path", ["/first"])
+    monkeypatch.setattr(sys, "path", ["", Path("/ignored"), b"/ignored", "/last"])
     path = launch.import_path()
-    assert path[0] == "/first" and "somewhere" not in path
+    assert path[:2] == [os.getcwd(), "/last"] and not {"/ignored", "somewhere"}.intersection(path)
     assert [entry for entry in path if str(tmp_path) in entry] == [str(tmp_path / folder) for folder in "abc"]
 
 
