@@ -708,6 +708,29 @@ def test_the_fork_server_is_not_multiprocessings_own():
     assert forkserver._forkserver._preload_modules == before
 
 
+def test_threads_that_start_envs_at_the_same_time_start_one_fork_server(monkeypatch):
+    started, both = [], threading.Barrier(2, timeout=0.2)
+    start = launch._ForkServer._start
+
+    def slow_start(server):
+        started.append(server)
+        with contextlib.suppress(threading.BrokenBarrierError):  # only one thread arrives
+            both.wait()
+        start(server)
+
+    monkeypatch.setattr(launch._ForkServer, "_start", slow_start)
+    monkeypatch.setattr(launch, "_server", launch._ForkServer())
+    threads = [threading.Thread(target=launch.start_fork_server) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    server = launch._server._process
+    launch._server.abandon()
+    os.waitpid(server.pid, 0)  # it ends, because its pipe is closed
+    assert len(started) == 1
+
+
 def test_a_killed_fork_server_is_restarted_and_leaves_no_descriptor():
     counts = []
     for _ in range(3):
@@ -773,7 +796,7 @@ import vecenv
 from tests.helpers import counting_fns
 from vecenv.workers import launch
 
-for _ in range(3):
+for _ in range(2):
     vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1).close()
     folders = len(os.listdir({str(tmp_path)!r}))  # the folder of the server that is running, except on Linux
     launch._server._process.kill()
