@@ -758,7 +758,10 @@ class Socket(socket.socket):
 socket.socket = Socket
 """,
 }
-systems = pytest.mark.parametrize("without", WITHOUT.values(), ids=WITHOUT)
+slow = {"a system whose descriptors are no paths": pytest.mark.slow}
+systems = pytest.mark.parametrize(
+    "without", [pytest.param(code, id=name, marks=slow.get(name, ())) for name, code in WITHOUT.items()]
+)
 
 
 @systems
