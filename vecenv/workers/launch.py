@@ -156,9 +156,8 @@ def _signals_blocked() -> Iterator[None]:
 
 def _forget_processes() -> None:
     """Drops the parent's workers in a forked child, where multiprocessing would otherwise end them at exit."""
-    for worker in list(_started):
+    for worker in _started:
         process._children.discard(worker)  # type: ignore[attr-defined]
-    _started.clear()
     _server._lock = threading.Lock()  # another thread may have held it during the fork
     _server.abandon()
 
@@ -204,9 +203,11 @@ class _ForkServer(forkserver.ForkServer):
             listener.listen()
             path = _path_of(listener)
             if path is not None:
+                if_it_fails.callback(os.close, path)
                 shutil.rmtree(folder)
                 folder, address = "", f"/proc/self/fd/{path}"
             ends, alive = os.pipe()
+            if_it_fails.callback(os.close, alive)
             try:
                 # sys.path is set first, because the current folder may hold modules that shadow the standard library.
                 code = (
@@ -225,7 +226,8 @@ class _ForkServer(forkserver.ForkServer):
         # Workers inherit this descriptor instead of `alive`, so the server ends with this process, not the last worker.
         self._forkserver_alive_fd = os.open(os.devnull, os.O_RDONLY)
         self._descriptors = (alive, self._forkserver_alive_fd, *(() if path is None else (path,)))
-        self._at_exit = util.Finalize(None, _leave, args=(server, folder), exitpriority=-100)
+        # When this process exits, the server does, too.
+        self._at_exit = util.Finalize(None, shutil.rmtree, args=(folder, True), exitpriority=-100)
 
 
 class _Killed(popen_fork.Popen):
@@ -338,12 +340,6 @@ def _path_of(listener: socket.socket) -> int | None:
         os.close(path)
         return None
     return path
-
-
-def _leave(server: subprocess.Popen, folder: str) -> None:
-    """Removes the socket's folder when this process exits. The server then exits, too."""
-    server.returncode = 0  # or subprocess would warn that it is still running
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def import_path() -> list[str]:

@@ -274,6 +274,25 @@ def test_an_exception_of_the_vector_env_names_the_worker_and_its_envs():
             envs.step([0] * 4)
 
 
+def test_an_exception_in_this_process_has_a_note_that_names_all_envs_or_the_faulty_one():
+    with vecenv.SyncVectorEnv(batched(4)) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(RuntimeError, match="one is refused") as caught:
+            envs.step([0, 0, 0, 1])
+        assert caught.value.__notes__ == ["raised by envs 0:4 during step"]
+    with vecenv.SyncVectorEnv(batched(3, Replacing, rewards=np.array([1.0, None, 2.0]))) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(TypeError, match="reward of env 1") as caught:
+            for _ in range(6):
+                envs.step([0] * 3)
+        assert caught.value.__notes__ == ["raised by env 1 during step"]
+    with vecenv.SyncVectorEnv(batched(3, Replacing, reset_infos=None)) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(TypeError, match="info of envs 0:3") as caught:
+            envs.reset(seed=None)
+        assert caught.value.__notes__ == ["raised by envs 0:3 during reset"]
+
+
 def test_attributes_belong_to_the_vector_env():
     with vecenv.AsyncVectorEnv(batched(4), num_workers=2) as envs:
         assert envs.get_attr("color") == ("blue",) * 4 and envs.get_attr("size") == ((3, 4),) * 4
@@ -335,6 +354,19 @@ def test_actions_are_clipped_to_the_bounds():
             assert_same(ours.step(wild), theirs.step(np.clip(wild, -1, 1)))
 
 
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_one_value_for_all_envs_need_not_equal_itself(num_envs):
+    with vecenv.SyncVectorEnv(batched(num_envs)) as envs:
+        envs.set_attr("color", float("nan"))
+        assert all(np.isnan(color) for color in envs.get_attr("color"))
+
+
+@pytest.mark.parametrize("row", [0, 1, 2])
+def test_a_different_value_for_one_env_is_an_error(row):
+    with vecenv.SyncVectorEnv(batched(3)) as envs, pytest.raises(ValueError, match="'color' is one attribute"):
+        envs.set_attr("color", ["green" if i == row else "red" for i in range(3)])
+
+
 class Talking(CountingVectorEnv):
     """Its actions have no fixed shape."""
 
@@ -357,6 +389,18 @@ class Talking(CountingVectorEnv):
 def test_an_unsuitable_vector_env_is_rejected(make, error, message, num_workers):
     with pytest.raises(error, match=message):
         vecenv.AsyncVectorEnv(Batched(make, 4), num_workers=num_workers)
+
+
+def test_a_vector_env_that_is_rejected_is_closed():
+    closed = []
+
+    class Closing(CountingVectorEnv):
+        def close(self):
+            closed.append(self.num_envs)
+
+    with pytest.raises(ValueError, match="a vector env of 7 envs"):
+        vecenv.SyncVectorEnv(Batched(lambda num_envs, autoreset_mode: Closing(7, autoreset_mode), 4))
+    assert closed == [7]
 
 
 def test_an_error_of_a_reset_with_seeds_says_that_seeds_are_a_list():
@@ -389,7 +433,7 @@ def test_invalid_arguments_are_rejected():
         Batched(3, 4)
     with pytest.raises(ValueError, match="num_envs=0"):
         Batched(CountingVectorEnv, 0)
-    assert len(Batched(CountingVectorEnv, 5)[1:3]) == 2
+    assert len(Batched(CountingVectorEnv, 5)[1:3]) == 2 and len(Batched(CountingVectorEnv, 1)) == 1
 
 
 def test_restart_is_rejected_for_a_vector_env_that_cannot_step_a_subset():

@@ -203,6 +203,22 @@ def test_clipped_actions_reach_the_env_within_its_bounds():
     assert envs.step(np.array([[7.0]], np.float32))[1][0] == 2.0
 
 
+class Angle(gym.Space):
+    """A custom space of floats."""
+
+    def __init__(self):
+        super().__init__((), np.float64)
+
+    def __eq__(self, other):
+        return isinstance(other, Angle)
+
+
+@pytest.mark.parametrize("space", [spaces.Box(0, 3, (1,), np.int32), spaces.MultiBinary(2), Angle()], ids=str)
+def test_clipped_actions_keep_the_bounds_of_integers_and_custom_spaces(space):
+    envs = vecenv.SyncVectorEnv([lambda: SampledEnv(spaces.Box(0, 1, (2,)), space)], clip_actions=True)
+    assert envs.single_action_space == space
+
+
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 @pytest.mark.parametrize("nested", [lambda box: box, lambda box: spaces.Dict(a=spaces.Tuple([box]))])
 def test_clipped_actions_need_the_same_bounds_in_every_env(num_workers, nested):
@@ -330,9 +346,9 @@ def run_until_replaced(replaced, cls=vecenv.SyncVectorEnv, mode=AutoresetMode.NE
 
 NOT_NUMBERS = [None, "3", b"3", 1j, np.datetime64("2026-01-01"), np.timedelta64(3, "s"), np.array("3"), [1.0], {}]
 NOT_NUMBERS += [np.array([1.0, 2.0]), np.array(None), np.array([], np.float64), np.complex64(1)]
-NOT_NUMBERS += [np.ma.masked, np.array("3", object)]
+NOT_NUMBERS += [np.ma.masked, np.array("3", object), np.timedelta64(3, "ns"), np.datetime64(3, "ns")]
 NOT_FLAGS = ["False", "", None, float("nan"), np.float32("nan"), 2, -1, 0.5, [], [False], {}, 1j, np.array(None)]
-NOT_FLAGS += [np.array([True, False]), np.array([], np.bool_), np.array(0.5)]
+NOT_FLAGS += [np.array([True, False]), np.array([], np.bool_), np.array(0.5), np.array([True, None])]
 NOT_INFOS = [None, [], (), 3, "info", [("a", 1)]]
 
 
@@ -364,6 +380,68 @@ def test_a_reset_info_that_is_not_a_dict_is_an_error_that_names_the_env(mode, in
             with pytest.raises(TypeError, match=r"info of env 0 at reset is .*, not a dict") as caught:
                 envs.reset()
             assert "raised by env 0 during reset" in caught.value.__notes__
+
+
+class Seeded(CountingEnv):
+    def reset(self, *, seed=None, options=None):
+        self.seed = seed
+        return super().reset(seed=seed)
+
+
+@pytest.mark.parametrize("seed", [255, np.uint8(255), [np.uint8(255), np.int64(256)]], ids=repr)
+def test_seeds_reach_the_envs_as_ints(seed):
+    with vecenv.SyncVectorEnv([lambda: Seeded(0)] * 2) as envs:
+        envs.reset(seed=seed)
+        assert repr(envs.get_attr("seed")) == "(255, 256)"
+
+
+@pytest.mark.parametrize(
+    ("mask", "error", "message"),
+    [
+        ([True, False], TypeError, "must be a numpy array, got <class 'list'>"),
+        (np.array([True]), ValueError, r"must have shape `\(2,\)`, got \(1,\)"),
+        (np.array([1, 0]), TypeError, "must have `dtype=np.bool_`, got int"),
+        (np.array([False, False]), ValueError, "at least one True value"),
+    ],
+)
+def test_a_wrong_reset_mask_is_an_error_that_resets_no_env(mask, error, message):
+    with vecenv.SyncVectorEnv(counting_fns(2), autoreset_mode=AutoresetMode.DISABLED) as envs:
+        envs.reset()
+        envs.step([0, 0])
+        with pytest.raises(error, match=message):
+            envs.reset(options={"reset_mask": mask})
+        assert envs.step([0, 0])[1].tolist() == [2.0, 2.0]
+
+
+class Optional(CountingEnv):
+    def reset(self, *, seed=None, options=None):
+        self.options = options
+        return super().reset(seed=seed)
+
+
+def test_envs_get_the_options_without_the_mask():
+    with vecenv.SyncVectorEnv([lambda: Optional(0)] * 2, autoreset_mode=AutoresetMode.DISABLED) as envs:
+        envs.reset(options={"speed": 1})
+        envs.reset(options={"reset_mask": np.array([False, True]), "speed": 2})
+        assert envs.get_attr("options") == ({"speed": 1}, {"speed": 2})
+
+
+class Unknown:
+    """Is shown as a text of the given length."""
+
+    def __init__(self, length):
+        self._text = "<" + "x" * (length - 2) + ">"
+
+    def __repr__(self):
+        return self._text
+
+
+@pytest.mark.parametrize("make", [Unknown, lambda length: "x" * (length - 2)], ids=["object", "str"])
+def test_a_message_shows_up_to_80_characters_of_a_value(make):
+    for length, shown in ((80, True), (81, False)):
+        with pytest.raises(TypeError, match="not a real number") as caught:
+            run_until_replaced({"reward": make(length)})
+        assert (repr(make(length)) in str(caught.value)) is shown
 
 
 def test_a_worker_also_reports_a_result_of_the_wrong_type():

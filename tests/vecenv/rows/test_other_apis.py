@@ -38,6 +38,7 @@ DM_ENV = of("mine", observation_spec=lambda self: None, action_spec=lambda self:
         ),
         (of("mine", (AEC,)), r"Fake is a PettingZoo env with several agents.*ParallelVectorEnv"),
         (of("mine", possible_agents=[]), r"Fake is a PettingZoo env"),
+        (of("pettingzoo.utils.env"), r"Fake is a PettingZoo env"),
         (SB3, r"Fake is a vector env of 4 envs, not one env: pass functions that each return one of its envs"),
         (lambda: gym.make_vec("CartPole-v1", 2), r"CartPoleVectorEnv is a vector env of 2 envs.*vecenv.Batched"),
         (DM_ENV, r"Fake is a dm_env.Environment, not a gymnasium.Env: wrap it in shimmy.DmControlCompatibilityV0"),
@@ -51,6 +52,16 @@ def test_an_object_of_another_api_is_an_error_that_names_it_and_the_remedy(make,
     with pytest.raises(TypeError, match=message) as caught:
         vecenv.SyncVectorEnv([lambda: CountingEnv(0), make])
     assert caught.value.__notes__ == ["raised by env 1 during construction"]
+
+
+def test_an_env_of_gymnasium_is_accepted_whatever_else_it_defines():
+    class Both(CountingEnv):
+        possible_agents, num_envs = ["a"], 4
+
+        def step_wait(self): ...
+
+    with vecenv.SyncVectorEnv([lambda: Both(0)]) as envs:
+        assert envs.reset()[0].tolist() == [[0, 0, 0]]
 
 
 class Duck:

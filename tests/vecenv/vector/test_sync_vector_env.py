@@ -3,6 +3,7 @@
 import copy
 import pickle
 from contextlib import closing
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -154,6 +155,12 @@ def test_keys_have_the_order_of_the_spaces(make, clip_actions):
         assert list(envs.reset()[0]) == ["z", "a"]
         envs.step(envs.action_space.sample())
         assert envs.get_attr("keys") == (["z", "m", "z", "a"],) * 2
+
+
+@pytest.mark.parametrize("make", [vecenv.SyncVectorEnv, partial(vecenv.AsyncVectorEnv, num_workers=0)])
+def test_functions_may_come_from_an_iterator_as_in_gymnasium(make):
+    with make(iter(counting_fns(2))) as envs:
+        assert envs.reset()[0].shape == (2, 3)
 
 
 def test_a_single_env_that_presents_a_vector_env_keeps_the_order_of_keys():

@@ -4,12 +4,14 @@ import contextlib
 import gc
 import multiprocessing
 import os
+import pickle
 import random
 import signal
 import subprocess
 import sys
 import threading
 import time
+import types
 from functools import partial
 from pathlib import Path
 
@@ -136,6 +138,43 @@ def test_a_forked_child_can_build_its_own_envs():
         envs.step([0] * 2)
 
 
+def test_a_forked_child_can_build_its_own_envs_although_another_thread_was_starting_workers():
+    """Otherwise, the lock that the other thread held would stay locked in the child."""
+    with launch._server._lock:
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(30)
+            code = 1
+            with contextlib.suppress(BaseException), vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1) as envs:
+                envs.reset()
+                code = 0
+            os._exit(code)
+        assert status_of(pid) == 0
+
+
+def test_a_forked_child_does_not_keep_the_fork_server_of_its_parent_running():
+    script = """
+import os, sys
+import vecenv
+from tests.helpers import counting_fns
+from vecenv.workers import launch
+
+vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1).close()
+if os.fork() == 0:
+    sys.stdin.read()
+    os._exit(0)
+print(launch._server._process.pid, flush=True)
+"""
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    command = [sys.executable, "-W", "error::ResourceWarning", "-c", script]
+    with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as parent:
+        server = int(parent.stdout.readline())
+        assert parent.wait(timeout=30) == 0
+        wait_for_end([server])  # before the child ends
+        parent.stdin.close()
+        assert parent.stderr.read() == ""
+
+
 STOPPED = """
 import signal
 import vecenv
@@ -171,6 +210,8 @@ def test_a_stopped_worker_does_not_outlive_its_killed_parent(context, tmp_path):
 
 STUCK = """
 import ctypes, os, signal, sys
+signal.signal(signal.SIGALRM, signal.SIG_IGN)  # programs inherit both
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
 import vecenv
 from tests.helpers import CountingEnv
 
@@ -289,15 +330,23 @@ def test_such_signals_end_neither_the_fork_server_nor_the_resource_tracker():
     script = (
         "import os, signal, time, vecenv\n"
         "from multiprocessing import resource_tracker\n"
+        "from tests.helpers import counting_fns\n"
         "from vecenv.workers import launch\n"
-        "launch._start_resource_tracker()\n"
+        "vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1).close()\n"
         "for number in launch.JOB_SIGNALS:\n"
         "    os.kill(resource_tracker._resource_tracker._pid, number)\n"
         "time.sleep(0.1)\n"
-        "launch._start_resource_tracker()\n"  # warns if it has to start another one
+        "resource_tracker.ensure_running()\n"  # warns if it has to start another one
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("context", METHODS)
+def test_starting_workers_does_not_change_the_signals_that_are_blocked(context):
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1, context=context).close()
+    assert signal.pthread_sigmask(signal.SIG_SETMASK, before) == before
 
 
 @pytest.mark.parametrize("context", METHODS)
@@ -374,6 +423,67 @@ def test_workers_start_if_sys_path_or_sys_argv_holds_objects_that_are_not_string
     launch._server.abandon()
     if server is not None:
         os.waitpid(server.pid, 0)  # it ends, because its pipe is closed
+
+
+def test_the_import_path_has_the_folders_from_which_the_names_of_modules_lead_to_their_files(tmp_path, monkeypatch):
+    files = {
+        "alone": "a/alone.py",
+        "package": "b/package/__init__.py",
+        "compiled": "c/compiled.cpython-311-x86_64-linux-gnu.so",
+        "renamed": "d/other.py",
+    }
+    for name, file in files.items():
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+        sys.modules[name].__file__ = str(tmp_path / file)
+    monkeypatch.setitem(sys.modules, "relative", types.ModuleType("relative"))
+    sys.modules["relative"].__file__ = "somewhere/relative.py"
+    monkeypatch.setattr(sys, "path", ["", Path("/ignored"), b"/ignored", "/last"])
+    path = launch.import_path()
+    assert path[:2] == [os.getcwd(), "/last"] and not {"/ignored", "somewhere"}.intersection(path)
+    assert [entry for entry in path if str(tmp_path) in entry] == [str(tmp_path / folder) for folder in "abc"]
+
+
+@pytest.mark.parametrize("context", ["forkserver", "spawn"])
+def test_workers_start_in_a_folder_that_was_deleted(context, tmp_path):
+    script = (
+        "import os, sys\n"
+        f"os.chdir({str(tmp_path)!r})\n"
+        f"os.rmdir({str(tmp_path)!r})\n"
+        f"sys.path.append({str(ROOT)!r})\n"
+        "import vecenv\n"
+        "from tests.helpers import counting_fns\n"
+        f"with vecenv.AsyncVectorEnv(counting_fns(1), num_workers=1, context={context!r}) as envs:\n"
+        "    print([path for path in envs.apply(lambda env: sys.path)[0] if not os.path.isabs(path)])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd="/", capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "['']\n", ""), done
+
+
+@pytest.mark.parametrize("context", ["forkserver", "spawn"])
+def test_envs_in_workers_share_the_resource_tracker_and_locks_can_be_sent_only_while_a_process_starts(context):
+    def tracker(env=None):
+        from multiprocessing import resource_tracker
+
+        return os.fstat(resource_tracker.getfd()).st_ino
+
+    with vecenv.AsyncVectorEnv(counting_fns(1), num_workers=1, context=context) as envs:
+        assert envs.apply(tracker) == [tracker()]
+        with pytest.raises(RuntimeError, match="through inheritance"):
+            pickle.dumps(multiprocessing.get_context(context).Lock())
+
+
+def test_programs_that_envs_start_do_not_read_the_standard_input_of_a_script():
+    script = """
+import os
+import vecenv
+from tests.helpers import counting_fns
+
+with vecenv.AsyncVectorEnv(counting_fns(1), num_workers=1) as envs:
+    print(*envs.apply(lambda env: os.fstat(0).st_rdev == os.stat(os.devnull).st_rdev))
+"""
+    how = {"cwd": ROOT, "input": "for the script", "capture_output": True, "text": True, "timeout": 60}
+    done = subprocess.run([sys.executable, "-c", script], **how)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", ""), done
 
 
 @pytest.mark.parametrize("context", METHODS)
@@ -476,6 +586,22 @@ def test_every_deferred_signal_is_handled_even_if_the_first_handler_raises(monke
     assert handled == [signal.SIGTERM]
 
 
+def test_every_deferred_signal_is_handled_once(monkeypatch):
+    handled = []
+    monkeypatch.setattr(launch, "REPEATED_S", 60.0)
+    numbers = [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2]
+    previous = [signal.signal(number, lambda number, frame: handled.append(number)) for number in numbers]
+    try:
+        with launch.interrupts_deferred():
+            for number in numbers * 2:
+                os.kill(os.getpid(), number)
+            assert not handled
+    finally:
+        for number, handler in zip(numbers, previous, strict=True):
+            signal.signal(number, handler)
+    assert sorted(handled) == sorted(numbers)
+
+
 @pytest.mark.filterwarnings("ignore:.*It is restarted")
 @pytest.mark.parametrize("context", METHODS)
 def test_a_restart_keeps_no_descriptor_of_the_dead_worker(context):
@@ -538,6 +664,41 @@ def test_programs_that_envs_start_do_not_inherit_the_pipe_and_end_on_sigterm(con
         assert envs.call("terminate") == (-signal.SIGTERM,)
 
 
+@pytest.mark.parametrize("context", METHODS)
+def test_workers_are_named_and_numbered_here_and_in_their_process(context):
+    with vecenv.AsyncVectorEnv(counting_fns(2), num_workers=2, context=context) as envs:
+        assert [process.name for process in envs.processes] == ["vecenv-worker-0", "vecenv-worker-1"]
+        names = envs.apply(lambda env: multiprocessing.current_process().name)
+    assert names == ["vecenv-worker-0", "vecenv-worker-1"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows the variables with which a process has started")
+@pytest.mark.parametrize("context", ["forkserver", "spawn"])
+def test_workers_have_their_variables_before_they_import_a_math_library(context):
+    script = f"""
+import vecenv
+from tests.helpers import counting_fns
+
+def variables(env):
+    with open("/proc/self/environ") as file:
+        return [each for each in file.read().split(chr(0)) if each.startswith(("MKL_NUM", "OMP_NUM", "PMI_"))]
+
+with vecenv.AsyncVectorEnv(counting_fns(1), num_workers=1, context={context!r}) as envs:
+    print(*sorted(envs.apply(variables)[0]))
+"""
+    environment = {**os.environ, "PMI_RANK": "0", "MKL_NUM_THREADS": "3"}
+    environment.pop("OMP_NUM_THREADS", None)
+    how = {"cwd": ROOT, "env": environment, "capture_output": True, "text": True, "timeout": 60}
+    done = subprocess.run([sys.executable, "-c", script], **how)
+    assert (done.stdout, done.stderr) == ("MKL_NUM_THREADS=3 OMP_NUM_THREADS=1\n", "")
+
+
+@pytest.mark.parametrize("daemon", [True, False])
+def test_daemon_is_the_flag_of_the_processes(daemon):
+    with vecenv.AsyncVectorEnv(counting_fns(2), num_workers=2, daemon=daemon) as envs:
+        assert [process.daemon for process in envs.processes] == [daemon] * 2
+
+
 def test_the_fork_server_is_not_multiprocessings_own():
     """Other libraries' preloads do not reach the workers, and vecenv's do not reach other libraries' processes."""
     from multiprocessing import forkserver
@@ -547,13 +708,123 @@ def test_the_fork_server_is_not_multiprocessings_own():
     assert forkserver._forkserver._preload_modules == before
 
 
-def test_a_killed_fork_server_is_restarted():
-    with vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1) as envs:
-        envs.reset()
+def test_threads_that_start_envs_at_the_same_time_start_one_fork_server(monkeypatch):
+    started, both = [], threading.Barrier(2, timeout=0.2)
+    start = launch._ForkServer._start
+
+    def slow_start(server):
+        started.append(server)
+        with contextlib.suppress(threading.BrokenBarrierError):  # only one thread arrives
+            both.wait()
+        start(server)
+
+    monkeypatch.setattr(launch._ForkServer, "_start", slow_start)
+    monkeypatch.setattr(launch, "_server", launch._ForkServer())
+    threads = [threading.Thread(target=launch.start_fork_server) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    server = launch._server._process
+    launch._server.abandon()
+    os.waitpid(server.pid, 0)  # it ends, because its pipe is closed
+    assert len(started) == 1
+
+
+def test_a_killed_fork_server_is_restarted_and_leaves_no_descriptor():
+    counts = []
+    for _ in range(3):
+        with vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1) as envs:
+            envs.reset()
+        gc.collect()
+        counts.append(len(os.listdir("/proc/self/fd")))
+        launch._server._process.kill()
+        launch._server._process.wait()
+    assert len(set(counts)) == 1, counts
+
+
+WITHOUT = {
+    "Linux": "",
+    "a system without O_PATH, such as macOS": "import os; del os.O_PATH",
+    "a system whose descriptors are no paths": """
+import socket
+
+class Socket(socket.socket):
+    def connect(self, address):
+        if str(address).startswith("/proc"):
+            raise FileNotFoundError(address)
+        super().connect(address)
+
+socket.socket = Socket
+""",
+}
+slow = {"a system whose descriptors are no paths": pytest.mark.slow}
+systems = pytest.mark.parametrize(
+    "without", [pytest.param(code, id=name, marks=slow.get(name, ())) for name, code in WITHOUT.items()]
+)
+
+
+@systems
+def test_a_fork_server_that_cannot_be_started_is_an_error_and_leaves_no_files_and_no_descriptors(without, tmp_path):
+    script = f"""
+{without}
+import os
+from multiprocessing import resource_tracker, spawn
+import vecenv
+from tests.helpers import counting_fns
+
+resource_tracker.ensure_running()
+spawn.set_executable("/nonexistent/python")
+counts = set()
+for _ in range(3):
+    try:
+        vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1)
+    except vecenv.WorkerDied as error:
+        assert "No such file" in str(error) and "/nonexistent/python" in str(error), error
+        counts.add(len(os.listdir("/proc/self/fd")))
+print(len(counts))
+"""
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    how = {"cwd": ROOT, "env": environment, "capture_output": True, "text": True, "timeout": 60}
+    done = subprocess.run([sys.executable, "-c", script], **how)
+    assert (done.returncode, done.stdout, done.stderr, os.listdir(tmp_path)) == (0, "1\n", "", [])
+
+
+@systems
+def test_a_killed_fork_server_leaves_no_temporary_files_once_there_is_another(without, tmp_path):
+    script = f"""
+{without}
+import os
+import vecenv
+from tests.helpers import counting_fns
+from vecenv.workers import launch
+
+for _ in range(2):
+    vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1).close()
+    folders = len(os.listdir({str(tmp_path)!r}))  # the folder of the server that is running, except on Linux
     launch._server._process.kill()
     launch._server._process.wait()
-    with vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1) as envs:
-        envs.reset()
+print(folders)
+"""
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    how = {"cwd": ROOT, "env": environment, "capture_output": True, "text": True, "timeout": 60}
+    done = subprocess.run([sys.executable, "-c", script], **how)
+    assert (done.stdout, done.stderr) == (f"{int(without != '')}\n", "") and os.listdir(tmp_path) == [], done
+
+
+@systems
+def test_a_killed_process_leaves_no_temporary_files(without, tmp_path):
+    script = without + STOPPED.format(context="forkserver", stop="")
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    pids = [int(word) for word in parent.stdout.readline().split()]
+    parent.kill()
+    assert parent.communicate(timeout=30)[1] == b"" and len(pids) == 2
+    wait_for_end(pids)
+    while os.listdir(tmp_path):
+        time.sleep(0.005)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has sockets without a name")
@@ -573,11 +844,11 @@ def test_a_job_that_is_killed_as_a_whole_leaves_no_temporary_files(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("without", ["", "del os.O_PATH"], ids=["Linux", "a system without O_PATH, such as macOS"])
+@systems
 def test_a_cleaner_of_temporary_folders_stops_neither_running_nor_later_envs(without, tmp_path):
     script = f"""
-import os, shutil
 {without}
+import os, shutil
 import vecenv
 from tests.helpers import counting_fns
 

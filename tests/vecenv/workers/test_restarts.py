@@ -139,7 +139,10 @@ def test_a_death_in_a_masked_reset_cuts_the_unmasked_envs_of_the_worker():
         envs.reset()
         envs.step([0] * 4)
         kill(envs, 0)
-        observations, _ = envs.reset(options={"reset_mask": np.array([True, False, False, False])})
+        mask = np.array([True, False, False, False])
+        envs.reset_async(options={"reset_mask": mask})
+        mask[:] = [False, True, False, False]  # it belongs to the caller again
+        observations, _ = envs.reset_wait()
         np.testing.assert_array_equal(observations[:, 2], [0, 1, 1, 1])
         observations, _, _, truncated, _ = envs.step([0] * 4)
         assert list(truncated) == [False, True, False, False]
