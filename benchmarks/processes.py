@@ -14,7 +14,13 @@ from benchmarks.machine import load_tensorflow
 Iteration = tuple[Callable[[], Any], Callable[[], Any]]
 """A function that runs one iteration, and a function that ends the rival."""
 
-SB3_SETTINGS = {"recompute_advantages": False, "value_coef": 0.5, "initial_log_std": 0.0}
+SB3_SETTINGS = {
+    "recompute_advantages": False,
+    "normalize_advantages": True,
+    "value_coef": 1.0,
+    "entropy_coef": 0.0,
+    "initial_log_std": 0.0,
+}
 """Settings with which ppo does what Stable-Baselines3 does by default."""
 
 
