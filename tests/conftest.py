@@ -63,8 +63,14 @@ def pytest_ignore_collect(collection_path, config):
 
 
 def pytest_collection_modifyitems(items):
-    """Gives each test the marks of its path."""
+    """Gives each test the marks of its path.
+
+    Raises:
+        pytest.UsageError: If a test's id contains an address, which differs between the processes of pytest-xdist.
+    """
     for item in items:
+        if " at 0x" in item.nodeid:
+            raise pytest.UsageError(f"{item.nodeid}: the id of a parameter contains an address: give it a `repr`")
         if item.path.is_relative_to(TESTS):  # the tests of another folder may be collected, too
             item.add_marker(_mark_of(item.path))
             if any(item.path.is_relative_to(TESTS / path) for path in PROCESSES):

@@ -212,6 +212,9 @@ class Angle(gym.Space):
     def __eq__(self, other):
         return isinstance(other, Angle)
 
+    def __repr__(self):
+        return "Angle()"
+
 
 @pytest.mark.parametrize("space", [spaces.Box(0, 3, (1,), np.int32), spaces.MultiBinary(2), Angle()], ids=str)
 def test_clipped_actions_keep_the_bounds_of_integers_and_custom_spaces(space):
