@@ -70,7 +70,7 @@ def pytest_collection_modifyitems(items):
     """
     for item in items:
         if " at 0x" in item.nodeid:
-            raise pytest.UsageError(f"{item.nodeid}: the id of a parameter contains an address: give it a `repr`")
+            raise pytest.UsageError(f"{item.nodeid}: the id of a parameter contains an address: pass `ids`")
         if item.path.is_relative_to(TESTS):  # the tests of another folder may be collected, too
             item.add_marker(_mark_of(item.path))
             if any(item.path.is_relative_to(TESTS / path) for path in PROCESSES):
