@@ -104,7 +104,8 @@ def measure(
         name = f"vecenv, {workers} worker{'s' if workers != 1 else ''}"
         rivals[name] = functools.partial(AsyncVectorEnv, [make_one] * num_envs, num_workers=workers)
     rivals[IN_ONE_CALL] = functools.partial(make, env_id, num_envs, wrappers=wrappers, **env_kwargs)
-    measured, errors = {}, {}
+    measured: dict[str, VectorEnv] = {}
+    errors: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
         for name, build in rivals.items():
             try:
