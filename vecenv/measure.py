@@ -14,6 +14,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
+from vecenv.errors import EnvError
 from vecenv.make import make, make_single
 from vecenv.resources import available_cores
 from vecenv.vector.async_vector_env import AsyncVectorEnv
@@ -33,7 +34,7 @@ class Measurement:
         step_s: Seconds of each step of a single env.
         reset_s: Seconds of each reset of a single env.
         rates: Env-steps per second in each turn, by the name of the vector env.
-        errors: The first line of the error of each vector env that cannot be measured, by its name.
+        errors: The error of each vector env that cannot be measured, in one line, by its name.
     """
 
     step_s: list[float]
@@ -103,7 +104,8 @@ def measure(
         name = f"vecenv, {workers} worker{'s' if workers != 1 else ''}"
         rivals[name] = functools.partial(AsyncVectorEnv, [make_one] * num_envs, num_workers=workers)
     rivals[IN_ONE_CALL] = functools.partial(make, env_id, num_envs, wrappers=wrappers, **env_kwargs)
-    measured, errors = {}, {}
+    measured: dict[str, VectorEnv] = {}
+    errors: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
         for name, build in rivals.items():
             try:
@@ -115,12 +117,22 @@ def measure(
                 envs.step(envs.action_space.sample())
                 measured[name] = envs
             except Exception as error:
-                errors[name] = f"{type(error).__name__}: {error}".splitlines()[0]
+                cause = _cause(error)
+                if name == IN_ONE_CALL and cause in errors.values():
+                    continue  # most likely `make` built single envs, which have failed already
+                errors[name] = cause
         rates: dict[str, list[float]] = {name: [] for name in measured}
         for _ in range(TURNS):
             for name, envs in measured.items():
                 rates[name].append(_rate(envs, seconds * 3 / 4 / TURNS / len(measured)))
     return Measurement(step_s, reset_s, rates, errors)
+
+
+def _cause(error: Exception) -> str:
+    """Returns an error as one line. For an `EnvError`, this is the last line of its traceback."""
+    if isinstance(error, EnvError):
+        return str(error).partition("\nraised by env")[0].strip().splitlines()[-1]
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def worker_counts(num_envs: int) -> list[int]:

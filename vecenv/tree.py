@@ -81,7 +81,7 @@ def enclosing(space: Space, batched: Any) -> Space:
     if isinstance(space, spaces.Tuple):
         return spaces.Tuple([enclosing(*pair) for pair in zip(space.spaces, batched.spaces, strict=True)])
     if isinstance(space, spaces.Box):
-        return spaces.Box(batched.low.min(axis=0), batched.high.max(axis=0), dtype=space.dtype)
+        return spaces.Box(batched.low.min(axis=0), batched.high.max(axis=0), space.shape, space.dtype)
     return space
 
 

@@ -14,12 +14,13 @@ import shutil
 import zipfile
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import tensorflow as tf
 from gymnasium import spaces
 
+from ppo.config import ConfigError
 from ppo.errors import RunError
 from ppo.model.agent import Agent
 from ppo.policies.policy import Policy, load_agent
@@ -222,7 +223,10 @@ def export(
     Raises:
         RunError: If the run has no checkpoint that can be read.
         ExportError: If the policy cannot be written in this format, or its export acts differently.
+        ConfigError: If the format is unknown.
     """
+    if format not in get_args(Format):
+        raise ConfigError(f"format {format!r} is unknown: use one of {list(get_args(Format))}")
     run, folder = Run.open(run), Path(folder)
     agent = load_agent(run, warn, checkpoint=checkpoint, team=group)
     wrappers = wrappers_of(run)

@@ -361,6 +361,13 @@ def test_envs_may_differ_in_the_bounds_of_their_observations(tmp_path):
     assert Run.open(tuned.path).read_spaces()[""][0]["x"].high.tolist() == [8, 8]
 
 
+def test_an_observation_may_be_a_scalar(tmp_path):
+    space = gym.spaces.Box(-1, 1, ())
+    result = ppo.train(TINY, functools.partial(SampledEnv, space, gym.spaces.Discrete(2)), logdir=tmp_path)
+    assert Run.open(result.path).read_spaces()[""][0] == space
+    assert ppo.load_policy(result.path)(np.float32(0.5)) in (0, 1)
+
+
 @pytest.mark.parametrize(
     ("other", "message"),
     [

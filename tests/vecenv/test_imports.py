@@ -31,7 +31,7 @@ LAYERS = {
     "adapters": {"tree", "errors", "ids", "memory", "rows", "state", "vector", "workers", "wrappers"},
     "testing": {"errors", "tree", "rows", "vector"},
     "version": set(),
-    "measure": {"make", "resources", "vector"},
+    "measure": {"errors", "make", "resources", "vector"},
     "__main__": {"measure", "opengl", "resources", "version"},
     "__init__": {"errors", "ids", "make", "resources", "rows", "state", "vector", "version", "workers"},
 }

@@ -51,6 +51,12 @@ def test_a_vector_env_that_fails_is_reported_and_the_others_are_measured():
     assert "Fastest: vecenv, 2 workers.\n" in str(found)
 
 
+def test_the_error_of_an_env_in_a_worker_is_reported_with_its_cause_and_only_once(monkeypatch):
+    monkeypatch.setattr(OnePerProcess, "owner", None)  # the envs of a failed vector env are not closed
+    found = measure("tests.vecenv.test_measure:OnePerProcess", num_envs=2, num_workers=[1], seconds=0.1)
+    assert found.errors == dict.fromkeys([SYNC, "vecenv, 1 worker"], "RuntimeError: only one env per process")
+
+
 def test_an_env_that_does_not_work_alone_raises_its_error():
     with pytest.raises(gym.error.NameNotFound):
         measure("NoSuchEnv-v0", seconds=0.1)

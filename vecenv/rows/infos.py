@@ -333,7 +333,7 @@ def _plain(value: Any) -> Any:
     """Returns a value as `_values_of` returns it, because only some values of an array of objects were in columns."""
     if isinstance(value, dict):
         return {key: _plain(inner) for key, inner in value.items()}
-    if isinstance(value, np.number | np.bool_) or (type(value) is np.ndarray and not value.shape):
+    if isinstance(value, np.number) or (type(value) is np.ndarray and not value.shape):
         value = np.asarray(value)
         return _elements(value[None])[0] if value.dtype.kind in _NUMERIC else value
     return value

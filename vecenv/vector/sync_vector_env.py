@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import gymnasium as gym
 from gymnasium.vector import AutoresetMode
@@ -64,9 +63,3 @@ class SyncVectorEnv(PooledVectorEnv):
         pool = LocalPool(self.env_fns, options)
         super().__init__(pool, options, num_slots=num_slots, copy=copy, observation_mode=observation_mode)
         self.envs = pool.envs
-
-    def __getstate__(self) -> dict[str, Any]:
-        raise TypeError(
-            "a SyncVectorEnv cannot be copied or pickled, because it shares memory with its envs: build another one, "
-            "and pass the states of the envs to it with get_state() and set_state()"
-        )

@@ -144,6 +144,12 @@ class PooledVectorEnv(VectorEnv):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError(
+            f"{type(self).__name__} cannot be copied or pickled, because it shares memory with its envs: build another "
+            "one, and pass the states of the envs to it with get_state() and set_state()"
+        )
+
     def _set_spaces(self, descriptions: Sequence[EnvDescription]) -> None:
         first, spaces = descriptions[0], [env for description in descriptions for env in description.spaces]
         self.single_observation_space, self.observation_space, self.single_action_space = combine_spaces(

@@ -55,12 +55,18 @@ class WorkerHandle(EnvRange):
             return "closed its pipe but is still running"
         if code >= 0:
             return f"exited with code {code} (os._exit or a crash; its own output may say more)"
-        name = signal.Signals(-code).name
+        # Only the first and the last real-time signal have a name.
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
         reason = {
             "SIGKILL": "often because memory ran out: lower num_envs or free memory",
             "SIGSEGV": "a crash in native code of the env",
             "SIGABRT": "a failed check in native code of the env",
             "SIGBUS": "often a full /dev/shm",
+            "SIGILL": "often native code built for another processor",
+            "SIGFPE": "a division by zero in native code of the env",
+            "SIGSYS": "a system call that a sandbox forbids",
+            "SIGXCPU": "the limit on CPU time that `ulimit -t` shows",
+            "SIGALRM": "a timer that the env has set",
         }.get(name, "sent from outside")
         return f"was killed by {name} ({reason})"
 

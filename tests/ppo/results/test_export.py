@@ -580,6 +580,15 @@ def test_a_folder_that_cannot_be_written_is_a_one_sentence_error(tmp_path):
         export(run, tmp_path / "out", "savedmodel")
 
 
+def test_an_unknown_format_is_an_error_that_names_the_formats_and_leaves_nothing(tmp_path):
+    run = untrained_run(tmp_path / "runs", VECTOR, spaces.Discrete(2))
+    with pytest.raises(
+        ppo.ConfigError, match=r"'saved_model' is unknown: use one of \['savedmodel', 'tflite', 'onnx'\]"
+    ):
+        export(run, tmp_path / "out", "saved_model")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_file_in_place_of_the_folder_is_a_one_sentence_error(tmp_path):
     run = untrained_run(tmp_path / "runs", VECTOR, spaces.Discrete(2))
     (tmp_path / "out").write_text("")

@@ -80,6 +80,11 @@ def test_the_bounds_of_an_observation_hold_in_all_envs():
     assert env.observation_spec()["x"].minimum.tolist() == [-5, -5]
 
 
+def test_the_spec_of_a_scalar_observation_has_no_dimensions():
+    env = BatchedEnvironment(vecenv.SyncVectorEnv([lambda: SampledEnv(spaces.Box(-1, 1, ()), spaces.Discrete(2))] * 2))
+    assert env.observation_spec().shape == () and env.reset().observation.shape == (2,)
+
+
 def test_another_autoreset_mode_is_rejected():
     with pytest.raises(ValueError, match="autoreset_mode='NextStep'"):
         BatchedEnvironment(vecenv.SyncVectorEnv(counting_fns(2), autoreset_mode="SameStep"))

@@ -224,10 +224,11 @@ def test_dict_observations_and_lists_of_dict_actions_work():
     venv.close()
 
 
-def test_the_bounds_of_an_observation_hold_in_all_envs():
-    fns = [lambda b=bound: SampledEnv(spaces.Box(-b, 1, (2,)), spaces.Discrete(2)) for bound in (1, 5)]
+@pytest.mark.parametrize("shape", [(2,), ()])
+def test_the_bounds_of_an_observation_hold_in_all_envs(shape):
+    fns = [lambda b=bound: SampledEnv(spaces.Box(-b, 1, shape), spaces.Discrete(2)) for bound in (1, 5)]
     venv = SubprocVecEnv(fns, num_workers=0)
-    assert venv.observation_space == spaces.Box(-5, 1, (2,))
+    assert venv.observation_space == spaces.Box(-5, 1, shape)
     venv.close()
 
 

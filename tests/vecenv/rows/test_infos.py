@@ -163,6 +163,18 @@ def test_infos_of_the_same_kind_are_batched_as_in_gymnasium(info, num_envs):
     assert list(found) == list(expected)
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_the_bools_of_numpy_can_be_inverted_as_in_gymnasium(nested):
+    """`~np.True_` is False, but `~True` is -2, which counts as true."""
+    infos = [{"x": {"y": flag} if nested else flag} for flag in (np.True_, np.False_)]
+    theirs, expected = gym.vector.SyncVectorEnv(counting_fns(2)), {}
+    for i, info in enumerate(infos):
+        expected = theirs._add_info(expected, info, i)
+    found = batched_infos(columns_of([*enumerate(infos)]), 2)
+    found, expected = [each["x"]["y"] if nested else each["x"] for each in (found, expected)]
+    assert (~found).tolist() == (~expected).tolist() == [False, True]
+
+
 @pytest.mark.parametrize("order", [1, -1])
 def test_mixed_values_of_different_envs_are_not_converted(order):
     for one, other in (

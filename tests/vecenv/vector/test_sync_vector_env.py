@@ -1,7 +1,5 @@
 """Tests of vecenv/vector/sync_vector_env.py: the serial vector env equals Gymnasium's SyncVectorEnv, bit for bit."""
 
-import copy
-import pickle
 from contextlib import closing
 from functools import partial
 
@@ -122,14 +120,6 @@ def test_after_close_every_method_raises():
     for call in (envs.reset, lambda: envs.step([0, 0]), lambda: envs.call("index"), lambda: envs.set_attr("index", 1)):
         with pytest.raises(vecenv.StateError, match="after a call to `close"):
             call()
-
-
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
-def test_a_vector_env_cannot_be_copied(copied):
-    with vecenv.SyncVectorEnv(counting_fns(2)) as envs:
-        envs.reset(seed=0)
-        with pytest.raises(TypeError, match=r"a SyncVectorEnv cannot be copied or pickled.*get_state\(\)"):
-            copied(envs)
 
 
 class KeysEnv(gym.Env):

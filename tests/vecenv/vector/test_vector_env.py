@@ -1,6 +1,8 @@
 """Tests of Gymnasium's contract: constructor arguments, observation modes, errors, infos and wrappers."""
 
+import copy
 import inspect
+import pickle
 import re
 
 import gymnasium as gym
@@ -135,6 +137,18 @@ def test_values_of_a_custom_space_travel_through_the_pipe_and_shared_memory_true
     for cls in (vecenv.AsyncVectorEnv, gym.vector.AsyncVectorEnv):
         with pytest.raises(ValueError, match="shared_memory=False"):
             cls(fns, shared_memory=True)
+
+
+@pytest.mark.parametrize(
+    ("cls", "workers"), [(vecenv.SyncVectorEnv, {}), *[(BOTH[1], {"num_workers": n}) for n in (0, 1)]]
+)
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_vector_env_cannot_be_copied(cls, workers, copied):
+    with cls(counting_fns(2), **workers) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(TypeError, match=rf"{cls.__name__} cannot be copied or pickled.*get_state\(\)"):
+            copied(envs)
+        envs.step([0, 0])
 
 
 @pytest.mark.parametrize("cls", BOTH)

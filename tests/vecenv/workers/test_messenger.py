@@ -193,6 +193,9 @@ def test_the_time_that_the_parent_works_between_two_waits_counts_towards_its_tim
         (-9, "was killed by SIGKILL (often because memory ran out"),
         (-11, "was killed by SIGSEGV (a crash in native code"),
         (-15, "was killed by SIGTERM (sent from outside)"),
+        (-4, "was killed by SIGILL (often native code built for another processor)"),
+        (-14, "was killed by SIGALRM (a timer that the env has set)"),
+        (-40, "was killed by signal 40 (sent from outside)"),
     ],
 )
 def test_the_phrase_for_an_end_names_the_exit_code_or_the_signal(code, phrase):
