@@ -9,8 +9,10 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib.util
+import os
 import re
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -109,6 +111,11 @@ def import_module(name: str, what: str) -> ModuleType:
 
 def check_installed(name: str, what: str) -> None:
     """Raises gymnasium.error.Error if a module's package is not installed. Imports nothing."""
+    if name.endswith(".py") or os.sep in name:
+        raise gym.error.Error(
+            f"{what}: {name!r} names a file. Give its module, {Path(name).stem!r}, and run the command in the file's "
+            "folder or install it."
+        )
     package = name.partition(".")[0]
     if package not in sys.modules and importlib.util.find_spec(package) is None:
         raise gym.error.Error(

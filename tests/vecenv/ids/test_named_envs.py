@@ -123,6 +123,8 @@ def test_a_name_that_the_module_lacks_is_an_error_that_lists_the_nearest(module,
         ("Nowhere/Nothing-v0", 'Namespace Nowhere not found.*"module:id"'),
         ("HalfCheeta-v5", r"Did you mean: `HalfCheetah`\?$"),
         ("HalfCheetah-v9", "`v9`.*`v5`"),
+        ("my_env.py:MyEnv", "env id 'my_env.py:MyEnv': 'my_env.py' names a file. Give its module, 'my_env', and run"),
+        ("./envs/my_env.py:MyEnv", "'./envs/my_env.py' names a file. Give its module, 'my_env'"),
         ("nomod.sub:X-v0", r"'nomod.sub' cannot be imported \(No module named 'nomod'\). Run the command in its"),
     ],
 )
