@@ -238,7 +238,6 @@ def test_a_killed_collector_is_replaced_and_its_envs_begin_fresh_episodes(tmp_pa
 
 def test_the_death_of_a_collector_is_an_error_that_names_it_and_saves_the_run(tmp_path, monkeypatch):
     watching = Watching(monkeypatch, kill_soon)
-    start = time.monotonic()
     with pytest.raises(
         vecenv.WorkerDied, match=r"collector 1 of 2 \(envs 2:4, process \d+ on node .*\) died"
     ) as caught:
@@ -249,7 +248,6 @@ def test_the_death_of_a_collector_is_an_error_that_names_it_and_saves_the_run(tm
             collectors=2,
             callbacks=[watching],
         )
-    assert time.monotonic() - start < 60
     assert any("Everything up to env-step" in note for note in caught.value.__notes__)
 
 
@@ -270,10 +268,8 @@ def test_a_frozen_collector_does_not_hang_the_run(tmp_path, monkeypatch, restart
 @pytest.mark.slow
 def test_a_collector_that_dies_again_and_again_ends_the_run(tmp_path):
     config = dataclasses.replace(CONFIG, env="given", on_worker_death="restart", num_workers=2)
-    start = time.monotonic()
     with pytest.raises(vecenv.WorkerDied):
         train(tmp_path, config, envs=functools.partial(Fails, dies), collectors=2)
-    assert time.monotonic() - start < 120
 
 
 def dies():

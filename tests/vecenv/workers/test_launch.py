@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import types
@@ -25,6 +26,13 @@ from vecenv.workers import launch
 ROOT = Path(__file__).parents[3]
 
 pytestmark = pytest.mark.timeout(90)
+
+
+@pytest.fixture
+def tmp_path():
+    """A folder whose path is so short that sockets fit in it; those of pytest may be too long, see `_ForkServer`."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
 
 
 def status_of(pid):
