@@ -84,7 +84,6 @@ def main(command: Callable[[], int]) -> None:
     files are removed. TensorFlow's C++ code may replace or swallow this exception, so the exit code depends only on the
     signal. A second Ctrl-C or SIGTERM ends the process at once.
     """
-    _received.clear()
     # Gymnasium warns before it raises an env's error, which these commands print themselves.
     warnings.filterwarnings("ignore", message=".*(Received the following error|Raising the last exception)")
     if hasattr(sys.stdout, "reconfigure"):
@@ -100,6 +99,7 @@ def main(command: Callable[[], int]) -> None:
         if _received:
             code = 128 + _received[0]
             message = "interrupted" if _received[0] == signal.SIGINT else "terminated"
+            _received.clear()
         if message:
             print(message, file=sys.stderr)
     sys.exit(code)

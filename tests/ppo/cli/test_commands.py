@@ -436,6 +436,7 @@ def test_a_signal_ends_the_command_even_if_its_exception_is_replaced_or_caught(c
     with pytest.raises(SystemExit) as ended:
         commands.main(command)
     assert ended.value.code == 128 + number and capsys.readouterr().err == f"{word}\n"
+    commands.load_tensorflow()  # a later command in the same process is not interrupted
 
 
 def lost(import_tensorflow):
