@@ -21,7 +21,7 @@ SB3_SETTINGS = {
     "entropy_coef": 0.0,
     "initial_log_std": 0.0,
 }
-"""Settings with which ppo does what Stable-Baselines3 does by default."""
+"""Settings with which an update of ppo computes what one of Stable-Baselines3 computes by default."""
 
 
 def in_a_process(build: Callable[..., Iteration], **settings: Any) -> Iteration:
