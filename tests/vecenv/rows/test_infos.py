@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict
 from copy import deepcopy
 from functools import partial
+from types import SimpleNamespace
 from typing import ClassVar
 
 import gymnasium as gym
@@ -218,20 +219,15 @@ def test_a_mask_replaces_an_info_key_of_the_same_name_in_any_env():
         assert found["_x"].dtype == np.bool_ and found["_x"].tolist() == ["x" in first, "x" in second]
 
 
-class Reading:
-    """A mutable value that numpy cannot hold."""
-
-    def __init__(self, number):
-        self.number = number
-
-    def __eq__(self, other):
-        return isinstance(other, Reading) and self.number == other.number
-
-
 class ReusingEnv(CountingEnv):
     """Changes the objects that it has returned: all instances in a process return the same info and frame."""
 
-    info: ClassVar = {"at": np.zeros(2), "nested": {"array": np.zeros(2, np.int64)}, "list": [[0]], "obj": Reading(0)}
+    info: ClassVar = {
+        "at": np.zeros(2),
+        "nested": {"array": np.zeros(2, np.int64)},
+        "list": [[0]],
+        "obj": SimpleNamespace(number=0),
+    }
     frame: ClassVar = np.zeros(3)
     render_mode = "rgb_array"
 
