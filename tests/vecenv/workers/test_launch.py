@@ -203,7 +203,9 @@ signal.pause()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux can wake a stopped worker when its parent dies")
-@pytest.mark.parametrize("context", METHODS)
+@pytest.mark.parametrize(
+    "context", ["fork", *(pytest.param(method, marks=pytest.mark.slow) for method in ("forkserver", "spawn"))]
+)
 def test_a_stopped_worker_does_not_outlive_its_killed_parent(context, tmp_path):
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     parent = subprocess.Popen(
