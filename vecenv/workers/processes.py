@@ -168,8 +168,11 @@ def _ask_to_close(workers: Sequence[WorkerHandle], deadline: Deadline, errors: l
             # Stale replies are read too: a worker that blocks on writing one would never read CLOSE.
             for worker, message in messenger.messages(deadline):
                 _note_error(worker, message, errors)
-        except (WorkerGone, BadMessage) as error:
+        except WorkerGone as gone:
+            forget(gone.worker)
+        except BadMessage as error:  # the worker may wait for room in the pipe, which nobody can read any more
             forget(error.worker)
+            error.worker.channel.close()
         except (DeadlinePassed, SharedMemoryFull):
             break
 

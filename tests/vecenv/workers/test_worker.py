@@ -184,7 +184,9 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.parametrize("context", METHODS)
+@pytest.mark.parametrize(
+    "context", ["forkserver", *(pytest.param(method, marks=pytest.mark.slow) for method in ("fork", "spawn"))]
+)
 def test_processes_of_envs_do_not_outlive_a_killed_parent(context):
     done = subprocess.run([sys.executable, "-c", ORPHANS.format(context=context)], stdout=subprocess.PIPE, timeout=60)
     wait_for_end([int(done.stdout)])
