@@ -125,18 +125,12 @@ class Messenger:
         for channel in channels:
             self._waiter.watch_for_room(channel, bool(channel.unsent))
 
-    def send(self, frames: Iterable[tuple[WorkerHandle, bytes]]) -> Sequence[WorkerGone]:
-        """Sends frames; returns one error for each worker that is gone."""
-        gone: tuple[WorkerGone, ...] = ()
+    def send(self, frames: Iterable[tuple[WorkerHandle, bytes]]) -> None:
+        """Sends frames. Workers that are gone are ignored: `messages` raises their deaths."""
         for worker, frame in frames:
-            try:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 if not worker.channel.put(frame):
                     self._waiter.watch_for_room(worker.channel, True)
-            except (BrokenPipeError, ConnectionResetError) as error:
-                found = WorkerGone(worker)
-                found.__cause__ = error
-                gone = (*gone, found)
-        return gone
 
     def messages(self, deadline: Deadline | None) -> Iterator[tuple[WorkerHandle, Message]]:
         """Waits until a worker has sent something; yields each complete message that has arrived, with its sender.

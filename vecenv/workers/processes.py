@@ -157,19 +157,15 @@ def _ask_to_close(workers: Sequence[WorkerHandle], deadline: Deadline, errors: l
     messenger = Messenger(workers, spin=False)
     open_pipes = {worker.index for worker in workers}
 
-    def forget(worker: WorkerHandle) -> None:
-        messenger.forget(worker)
-        open_pipes.discard(worker.index)
-
-    for gone in messenger.send([(worker, encode(Kind.CLOSE)) for worker in workers]):
-        forget(gone.worker)
+    messenger.send([(worker, encode(Kind.CLOSE)) for worker in workers])
     while open_pipes and deadline.slice():
         try:
             # Stale replies are read too: a worker that blocks on writing one would never read CLOSE.
             for worker, message in messenger.messages(deadline):
                 _note_error(worker, message, errors)
         except (WorkerGone, BadMessage) as error:
-            forget(error.worker)
+            messenger.forget(error.worker)
+            open_pipes.discard(error.worker.index)
         except (DeadlinePassed, SharedMemoryFull):
             break
 
