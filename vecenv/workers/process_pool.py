@@ -138,7 +138,7 @@ class ProcessPool(Pool):
         except Exception as error:
             raise NotSent(error) from None
         self._pending_command = pending = PendingCommand(command, slot, frames)
-        if self._restarts is not None and payloads is not None:
+        if payloads is not None:
             pending.payloads = payloads
         self._messenger.send(zip(self.workers, frames, strict=True))
 
