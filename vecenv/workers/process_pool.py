@@ -252,8 +252,8 @@ class ProcessPool(Pool):
             raise WorkerGone(worker) from error
         self._ask(worker, None)
 
-    def _ask(self, worker: WorkerHandle, frame: bytes | None) -> Any:
-        """Sends a frame, if there is one, to a worker and returns its next reply.
+    def _ask(self, worker: WorkerHandle, frame: bytes | None) -> None:
+        """Sends a frame, if there is one, to a worker and waits for its next reply.
 
         Raises WorkerGone, and TimeoutError after `start_timeout_s`.
         """
@@ -267,7 +267,7 @@ class ProcessPool(Pool):
                 for _, (kind, _, payload) in messenger.messages(deadline):
                     if kind == ERROR:
                         raise faults.worker_failed(worker, decoded(worker, payload))
-                    return decoded(worker, payload)
+                    return
             except BadMessage as message:
                 raise faults.pipe_garbled(message, START.doing) from message.__cause__
             except DeadlinePassed:
