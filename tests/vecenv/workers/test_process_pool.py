@@ -15,6 +15,7 @@ import vecenv
 from tests.helpers import CountingEnv, FaultyEnv, before_each_message, counting_fns
 from tests.start_methods import METHODS
 from vecenv.memory.block import Block
+from vecenv.vector import vector_env
 from vecenv.workers import launch, messenger, pipes, process_pool
 
 
@@ -79,6 +80,7 @@ def test_a_process_that_cannot_be_started_is_a_dead_worker_and_leaves_nothing_op
 
 def test_a_worker_that_cannot_be_sent_its_memory_is_a_dead_worker(monkeypatch):
     monkeypatch.setattr(messenger, "END_S", 0.01)
+    monkeypatch.setattr(vector_env, "FAILED_GRACE_S", 0.0)
     monkeypatch.setattr(Block, "send", mock.Mock(side_effect=BrokenPipeError))
     message = r"worker 0 \(envs 0:2\) closed its pipe but is still running during construction"
     with pytest.raises(vecenv.WorkerDied, match=message):
