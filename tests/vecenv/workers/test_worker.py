@@ -95,6 +95,24 @@ def test_envs_may_start_processes_of_multiprocessing_and_terminate_them(method, 
     assert not any(process_exists(pid) for pid in pids)
 
 
+def test_a_process_that_an_env_has_just_forked_ends_on_sigterm():
+    """Before it has set its handlers, the signal waits: with the worker's handler, it would be lost."""
+
+    def end_forks(env):
+        codes = []
+        for _ in range(3):
+            pid = os.fork()
+            if pid == 0:
+                signal.alarm(3)
+                signal.pause()
+            os.kill(pid, signal.SIGTERM)
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        return codes
+
+    with vecenv.AsyncVectorEnv(counting_fns(1), num_workers=1) as envs:
+        assert envs.apply(end_forks) == [[-signal.SIGTERM] * 3]
+
+
 @pytest.mark.usefixtures("by_reference")
 @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
 def test_envs_may_choose_the_start_method_of_their_processes(method):
@@ -245,6 +263,21 @@ def test_an_unpicklable_exception_keeps_its_class_and_message(method):
         envs.step([0, 0])
         with pytest.raises(Unpicklable, match=r"(?s)env 1 in worker 1 raised during step.*code 7"):
             envs.step([0, 0])
+
+
+def test_an_exception_whose_class_cannot_be_pickled_is_an_env_error_and_the_envs_remain_usable():
+    def fail(env):
+        lock = threading.Lock()
+
+        class Locked(Exception):
+            held = lock
+
+        raise Locked("the motor is locked")
+
+    with vecenv.AsyncVectorEnv(counting_fns(1), num_workers=1) as envs:
+        with pytest.raises(vecenv.EnvError, match="the motor is locked"):
+            envs.apply(fail)
+        envs.reset()
 
 
 def test_an_unpicklable_result_is_an_error_and_the_envs_remain_usable():
