@@ -193,19 +193,25 @@ import vecenv
 from tests.vecenv.workers.test_worker import ParallelEnv
 
 class Stuck(ParallelEnv):
-    def close(self):
-        pass  # so that multiprocessing waits for the process forever
+    def hang(self):
+        print(os.getpid(), self.pid(), file=open({file!r}, "w"), flush=True)
+        while True:
+            signal.pause()
 
 envs = vecenv.AsyncVectorEnv([lambda: Stuck(0)], num_workers=1, context={context!r})
-print(*envs.call("pid"), flush=True)
+envs.call_async("hang")
+while not os.path.getsize({file!r}):
+    os.sched_yield()
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
 @pytest.mark.parametrize("context", METHODS)
-def test_processes_of_envs_do_not_outlive_a_killed_parent(context):
-    done = subprocess.run([sys.executable, "-c", ORPHANS.format(context=context)], stdout=subprocess.PIPE, timeout=60)
-    wait_for_end([int(done.stdout)])
+def test_an_env_that_hangs_and_its_processes_do_not_outlive_a_killed_parent(context, tmp_path):
+    file = tmp_path / "pids"
+    file.touch()
+    subprocess.run([sys.executable, "-c", ORPHANS.format(context=context, file=str(file))], timeout=60)
+    wait_for_end(list(map(int, file.read_text().split())))
 
 
 @pytest.mark.parametrize("kind", [EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt])
