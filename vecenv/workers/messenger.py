@@ -91,7 +91,6 @@ class WorkerGone(Exception):
     """A worker that cannot answer any more, because its process has ended or has closed its pipe."""
 
     def __init__(self, worker: WorkerHandle):
-        super().__init__(worker)
         self.worker = worker
 
 
@@ -99,7 +98,6 @@ class BadMessage(Exception):
     """A worker sent something that is no reply to the command in progress: `what`, a phrase for messages."""
 
     def __init__(self, worker: WorkerHandle, what: str):
-        super().__init__(worker, what)
         self.worker, self.what = worker, what
 
 

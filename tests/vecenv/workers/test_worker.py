@@ -294,6 +294,18 @@ def test_an_unpicklable_result_is_an_error_and_the_envs_remain_usable():
         envs.step([0, 0])
 
 
+def test_an_error_in_set_attr_leaves_the_envs_usable():
+    class Fixed(CountingEnv):
+        length = property(lambda self: 3, lambda self, value: None)
+        mass = property(lambda self: 1.0)
+
+    with vecenv.AsyncVectorEnv([lambda: Fixed(0)], num_workers=1) as envs:
+        envs.reset()
+        with pytest.raises(AttributeError, match="mass"):
+            envs.set_attr("mass", 2.0)
+        envs.step([0])
+
+
 class Vast:
     """An object for whose pickle there is no memory."""
 
