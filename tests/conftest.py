@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import compileall
 import contextlib
 import gc
 import multiprocessing
@@ -33,11 +34,16 @@ if "TF_XLA_FLAGS" not in os.environ:
 
 # Workers get the envs of test modules by value, as those of a script, and import no test module: pytest, Hypothesis and
 # TensorFlow take longer to import than most tests run.
-for package in (tests.ppo, tests.vecenv):
-    cloudpickle.register_pickle_by_value(package)
+for by_value in (tests.ppo, tests.vecenv):
+    cloudpickle.register_pickle_by_value(by_value)
 
 
 TESTS = Path(__file__).parent
+
+# Containers often set PYTHONDONTWRITEBYTECODE. Each of the many processes that tests start would compile the packages.
+if sys.dont_write_bytecode:
+    for package in ("vecenv", "ppo", "tests"):
+        compileall.compile_dir(TESTS.parent / package, quiet=2)
 
 MARKS = {"vecenv/ingraph": "train", "vecenv": "engine", "ppo": "train", "test_examples.py": "train", "": "tooling"}
 """The mark of the tests below each path. The first path that fits decides."""
@@ -128,8 +134,8 @@ def nothing_left_behind(request):
         request.node.funcargs.clear()  # the values of fixtures, which pytest keeps until the end of the teardown
     deadline = time.monotonic() + 10  # another thread or, for named segments, another process may still hold one
     while (left := _shared_memory() - before) and time.monotonic() < deadline:
-        gc.collect()  # releases what is in a cycle
-        time.sleep(0.05)
+        if not gc.collect():  # it releases what is in a cycle
+            time.sleep(0.05)
     assert not left, f"left behind: {dict(left)}"
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import gymnasium as gym
 import numpy as np
@@ -285,6 +284,8 @@ def wait_for_end(pids: Iterable[int]) -> None:
 @contextmanager
 def before_each_message(act: Callable[[bytes], object]) -> Iterator[None]:
     """Calls a function with each message right before it is sent to a worker."""
+    from unittest import mock  # imports asyncio, which takes longer than starting a worker that imports this module
+
     from vecenv.workers import pipes
 
     put = pipes.Channel.put

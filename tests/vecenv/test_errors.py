@@ -60,16 +60,17 @@ def error_of(env_fn):
     return raised.value
 
 
-@pytest.mark.parametrize("round_trip", ROUND_TRIPS.values(), ids=ROUND_TRIPS)
 @pytest.mark.parametrize(
     ("kind", "arguments"),
     [(KeyError, ["gone"]), (OSError, [2, "no file"]), (UnicodeDecodeError, ["ascii", b"", 0, 1, "x"]), (Local, "ab")],
 )
-def test_an_env_error_keeps_its_message_types_and_notes_when_it_is_pickled(kind, arguments, round_trip):
+def test_an_env_error_keeps_its_message_types_and_notes_when_it_is_pickled(kind, arguments):
     raised = error_of(lambda: Raising(lambda: kind(*arguments)))
-    found = round_trip(round_trip(raised))
-    assert isinstance(raised, kind) and isinstance(found, kind) and isinstance(found, vecenv.EnvError)
-    assert str(found) == str(raised) and found.__notes__ == ["trial 7"]
+    assert isinstance(raised, kind)
+    for name, round_trip in ROUND_TRIPS.items():
+        found = round_trip(round_trip(raised))
+        assert isinstance(found, kind) and isinstance(found, vecenv.EnvError), name
+        assert str(found) == str(raised) and found.__notes__ == ["trial 7"], name
 
 
 def test_the_error_of_an_env_in_a_vector_env_in_an_env_keeps_its_type():

@@ -1,6 +1,7 @@
 """Layers import in one direction, importing vecenv starts nothing, and tests are where their modules are."""
 
 import ast
+import functools
 import graphlib
 import subprocess
 import sys
@@ -43,15 +44,16 @@ PPO_LAYERS = (
 """Layers of ppo that import only layers to their left, even for type annotations."""
 
 
-def imported(file: Path) -> set[str]:
+@functools.cache
+def imported(file: Path) -> frozenset[str]:
     """Returns the full names of all modules that a file imports, at any level of nesting."""
-    names = set()
+    names: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
+    return frozenset(names)
 
 
 FILES = sorted((ROOT / "vecenv").rglob("*.py"))

@@ -54,7 +54,12 @@ main(context="fork", shared_memory=False)
 """
 
 
-@pytest.mark.parametrize("missing", WITHOUT)
+QUICK = ("pidfd", "memfd", "all of them, as on macOS")
+
+
+@pytest.mark.parametrize(
+    "missing", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in WITHOUT]
+)
 def test_the_engine_works_without_a_feature(missing):
     script = SCRIPT.format(without=WITHOUT[missing])
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=90)

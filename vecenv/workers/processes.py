@@ -157,15 +157,21 @@ def _ask_to_close(workers: Sequence[WorkerHandle], deadline: Deadline, errors: l
     messenger = Messenger(workers, spin=False)
     open_pipes = {worker.index for worker in workers}
 
+    def forget(worker: WorkerHandle) -> None:
+        messenger.forget(worker)
+        open_pipes.discard(worker.index)
+
     messenger.send([(worker, encode(Kind.CLOSE)) for worker in workers])
     while open_pipes and deadline.slice():
         try:
             # Stale replies are read too: a worker that blocks on writing one would never read CLOSE.
             for worker, message in messenger.messages(deadline):
                 _note_error(worker, message, errors)
-        except (WorkerGone, BadMessage) as error:
-            messenger.forget(error.worker)
-            open_pipes.discard(error.worker.index)
+        except WorkerGone as gone:
+            forget(gone.worker)
+        except BadMessage as error:  # the worker may wait for room in the pipe, which nobody can read any more
+            forget(error.worker)
+            error.worker.channel.close()
         except (DeadlinePassed, SharedMemoryFull):
             break
 

@@ -18,8 +18,7 @@ MODULE = """
 import os
 from pathlib import Path
 import gymnasium as gym
-from tests.helpers import CountingEnv
-from tests.vecenv.rows.test_batch_rows import CountingVectorEnv
+from tests.helpers import CountingEnv, counting_fns
 
 with open(Path(__file__).with_name("pids"), "a") as file:
     print(os.getpid(), file=file)
@@ -30,9 +29,9 @@ class Counting(CountingEnv):
     def __init__(self, length=2, render_mode=None):
         super().__init__(0, length)
 
-class Vector(CountingVectorEnv):
+class Vector(gym.vector.SyncVectorEnv):
     def __init__(self, num_envs, autoreset_mode):
-        super().__init__(num_envs, autoreset_mode=autoreset_mode)
+        super().__init__(counting_fns(num_envs), autoreset_mode=autoreset_mode)
 
 def pendulum(g=10.0):
     return gym.wrappers.RescaleAction(gym.make("Pendulum-v1", g=g), -1, 1)

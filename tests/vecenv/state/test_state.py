@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces, wrappers
 from gymnasium.vector import AutoresetMode, VectorEnv
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vecenv
@@ -89,7 +89,7 @@ def test_gymnasiums_classic_control_and_toy_text_envs_continue_exactly(env_id, t
             warnings.simplefilter("ignore")
             return gym.make(env_id)
 
-    check_continues(lambda: vecenv.AsyncVectorEnv([fn] * 2, num_workers=1), tmp_path / "states")
+    check_continues(lambda: vecenv.SyncVectorEnv([fn] * 2), tmp_path / "states")
 
 
 WRAPPERS = {
@@ -588,6 +588,7 @@ def exactly(value):
     return type(value), np.array(value).tobytes() if isinstance(value, (float, complex)) else value
 
 
+@settings(max_examples=50)
 @given(value=st.one_of(plain, st.lists(st.one_of(plain, arrays))))
 def test_plain_values_survive_a_round_trip_through_a_file(value, tmp_path_factory):
     path = tmp_path_factory.getbasetemp() / "plain"

@@ -40,8 +40,15 @@ def status_of(pid):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-@pytest.mark.parametrize("context", METHODS)
-@pytest.mark.parametrize("leave", ["sys.exit", "return", "close"])
+@pytest.mark.parametrize(
+    ("context", "leave"),
+    [
+        *(("forkserver", leave) for leave in ("sys.exit", "return", "close")),
+        ("fork", "return"),
+        *(pytest.param("fork", leave, marks=pytest.mark.slow) for leave in ("sys.exit", "close")),
+        *(pytest.param("spawn", leave, marks=pytest.mark.slow) for leave in ("sys.exit", "return", "close")),
+    ],
+)
 def test_a_forked_child_that_exits_does_not_affect_its_parents_workers(context, leave):
     """Runs a script, because a child that calls sys.exit() under pytest would run pytest's own shutdown."""
     script = f"""
@@ -196,7 +203,9 @@ signal.pause()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux can wake a stopped worker when its parent dies")
-@pytest.mark.parametrize("context", METHODS)
+@pytest.mark.parametrize(
+    "context", ["fork", *(pytest.param(method, marks=pytest.mark.slow) for method in ("forkserver", "spawn"))]
+)
 def test_a_stopped_worker_does_not_outlive_its_killed_parent(context, tmp_path):
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     parent = subprocess.Popen(
@@ -546,7 +555,7 @@ def zombies():
 @pytest.mark.parametrize(
     ("context", "count"),
     [
-        ("spawn", 5),
+        ("spawn", 2),
         ("forkserver", 15),
         *(pytest.param(name, 50, marks=pytest.mark.slow) for name in ("spawn", "forkserver")),
     ],

@@ -635,11 +635,12 @@ envs.close(timeout={timeout_s})
     ("when", "call", "timeout_s"),
     [
         ("step", "envs.step_async([0, 0]); envs.step_wait(timeout={timeout_s})", 2.0),
-        pytest.param("step", "envs.send([0, 0]); envs.recv(timeout={timeout_s})", 2.0, marks=pytest.mark.slow),
-        pytest.param("close", "", 2.0, marks=pytest.mark.slow),
-        pytest.param("construction", "", 5.0, marks=pytest.mark.slow),
+        ("step", "envs.send([0, 0]); envs.recv(timeout={timeout_s})", 2.0),
+        ("close", "", 2.0),
+        ("construction", "", 5.0),
     ],
 )
+@pytest.mark.slow
 def test_time_during_which_the_whole_job_is_suspended_does_not_count_as_a_timeout(when, call, timeout_s):
     start_timeout_s = timeout_s if when == "construction" else 60
     script = SUSPENDED.format(

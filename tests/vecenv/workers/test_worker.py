@@ -206,7 +206,9 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.parametrize("context", METHODS)
+@pytest.mark.parametrize(
+    "context", ["fork", *(pytest.param(method, marks=pytest.mark.slow) for method in ("forkserver", "spawn"))]
+)
 def test_an_env_that_hangs_and_its_processes_do_not_outlive_a_killed_parent(context, tmp_path):
     file = tmp_path / "pids"
     file.touch()
