@@ -91,7 +91,6 @@ class WorkerGone(Exception):
     """A worker that cannot answer any more, because its process has ended or has closed its pipe."""
 
     def __init__(self, worker: WorkerHandle):
-        super().__init__(worker)
         self.worker = worker
 
 
@@ -99,7 +98,6 @@ class BadMessage(Exception):
     """A worker sent something that is no reply to the command in progress: `what`, a phrase for messages."""
 
     def __init__(self, worker: WorkerHandle, what: str):
-        super().__init__(worker, what)
         self.worker, self.what = worker, what
 
 
@@ -125,18 +123,12 @@ class Messenger:
         for channel in channels:
             self._waiter.watch_for_room(channel, bool(channel.unsent))
 
-    def send(self, frames: Iterable[tuple[WorkerHandle, bytes]]) -> Sequence[WorkerGone]:
-        """Sends frames; returns one error for each worker that is gone."""
-        gone: tuple[WorkerGone, ...] = ()
+    def send(self, frames: Iterable[tuple[WorkerHandle, bytes]]) -> None:
+        """Sends frames. Workers that are gone are ignored: `messages` raises their deaths."""
         for worker, frame in frames:
-            try:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 if not worker.channel.put(frame):
                     self._waiter.watch_for_room(worker.channel, True)
-            except (BrokenPipeError, ConnectionResetError) as error:
-                found = WorkerGone(worker)
-                found.__cause__ = error
-                gone = (*gone, found)
-        return gone
 
     def messages(self, deadline: Deadline | None) -> Iterator[tuple[WorkerHandle, Message]]:
         """Waits until a worker has sent something; yields each complete message that has arrived, with its sender.

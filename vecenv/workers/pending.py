@@ -32,7 +32,7 @@ class PendingCommand:
 
     Attributes:
         command: What was sent, and with which slot and frames, one per worker.
-        payloads: Its payloads, one per worker. Known only if workers are restarted; empty if it has none.
+        payloads: Its payloads, one per worker; empty if it has none.
         replies: The payload of each worker's reply.
         count: The number of workers that have replied.
         errors: The errors of workers, by index. Only a command with `between_steps` collects them; an error in any

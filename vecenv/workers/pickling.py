@@ -148,7 +148,7 @@ class Importable:
     """Tells whether workers can import modules, and remembers its answers: it must not outlive a change of sys.path."""
 
     def __init__(self) -> None:
-        self._found = dict.fromkeys(_KNOWN, True)
+        self._found: dict[str, bool] = {}
         self._path: list[str] = []
 
     def __call__(self, name: str) -> bool:

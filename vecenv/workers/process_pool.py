@@ -3,7 +3,7 @@
 One step passes through three modules: `begin` sends STEP through the `Messenger` and remembers a `PendingCommand`;
 `finish` passes the messages that the `Messenger` yields to the `PendingCommand`, until it has all replies.
 
-A dead worker is replaced while a command is sent or received: `_replace` starts another process, `cut` says what the
+A dead worker is replaced while replies are received: `_replace` starts another process, `cut` says what the
 next step of each of its rows does, and the new process gets the command that the dead one has not answered. When the
 next step of these rows is complete, `report` turns it into the last step of the episodes that were cut.
 """
@@ -107,8 +107,7 @@ class ProcessPool(Pool):
                 self.workers.append(self._starter.start(run, self.workers))
         self._messenger.listen()
         self._pending_command = PendingCommand(START, 0, frames)
-        for gone in self._messenger.send(zip(self.workers, frames, strict=True)):
-            self._replace(gone, self._pending_command)
+        self._messenger.send(zip(self.workers, frames, strict=True))
         frames.clear()  # they may be large, and START is not sent again to a worker that dies
         descriptions = self.finish(START, self._start_timeout_s)
         if self._restart and not all(description.steps_subsets for description in descriptions):
@@ -139,10 +138,9 @@ class ProcessPool(Pool):
         except Exception as error:
             raise NotSent(error) from None
         self._pending_command = pending = PendingCommand(command, slot, frames)
-        if self._restarts is not None and payloads is not None:
+        if payloads is not None:
             pending.payloads = payloads
-        for gone in self._messenger.send(zip(self.workers, frames, strict=True)):
-            self._replace(gone, pending)
+        self._messenger.send(zip(self.workers, frames, strict=True))
 
     def finish(self, command: CommandType[P, R], timeout: float | None = None) -> list[R]:
         deadline = None if timeout is None else Deadline(timeout, extensible=True)
@@ -174,8 +172,7 @@ class ProcessPool(Pool):
         self._pending_rows = pending = self._pending_rows or PendingRows(slot, self._restarts)
         assert pending.slot == slot
         pending.add(envs)
-        for gone in self._messenger.send(frames):
-            self._replace(gone, pending)
+        self._messenger.send(frames)
 
     def receive_rows(self, min_envs: int, timeout: float | None) -> tuple[list[int], StepObjects]:
         deadline = None if timeout is None else Deadline(timeout)
@@ -230,7 +227,7 @@ class ProcessPool(Pool):
     def _start_again(self, index: int, pending: PendingCommand | PendingRows, restarts: Restarts) -> None:
         """Replaces a dead process, and sends the new one the command that the dead one did not answer.
 
-        Raises WorkerGone if the new process dies before it has received the command.
+        Raises WorkerGone if the new process dies before it has attached the memory.
         """
         dead = self.workers[index]
         with interrupts_deferred():
@@ -242,8 +239,8 @@ class ProcessPool(Pool):
         self._ask(worker, self._starter.start_frame(index, next_step, again=True))
         self._attach(worker)
         frame = pending.send_again(worker)
-        for gone in self._messenger.send([(worker, frame)] if frame is not None else []):
-            raise gone
+        if frame is not None:
+            self._messenger.send([(worker, frame)])
 
     def _attach(self, worker: WorkerHandle) -> None:
         """Makes an idle worker attach the memory. Raises as `_ask` does."""
@@ -255,22 +252,22 @@ class ProcessPool(Pool):
             raise WorkerGone(worker) from error
         self._ask(worker, None)
 
-    def _ask(self, worker: WorkerHandle, frame: bytes | None) -> Any:
-        """Sends a frame, if there is one, to a worker and returns its next reply.
+    def _ask(self, worker: WorkerHandle, frame: bytes | None) -> None:
+        """Sends a frame, if there is one, to a worker and waits for its next reply.
 
         Raises WorkerGone, and TimeoutError after `start_timeout_s`.
         """
         timeout = self._start_timeout_s
         deadline = None if timeout is None else Deadline(timeout, extensible=True)
         messenger = Messenger([worker], spin=False)
-        for gone in messenger.send([(worker, frame)] if frame is not None else []):
-            raise gone
+        if frame is not None:
+            messenger.send([(worker, frame)])
         while True:
             try:
                 for _, (kind, _, payload) in messenger.messages(deadline):
                     if kind == ERROR:
                         raise faults.worker_failed(worker, decoded(worker, payload))
-                    return decoded(worker, payload)
+                    return
             except BadMessage as message:
                 raise faults.pipe_garbled(message, START.doing) from message.__cause__
             except DeadlinePassed:

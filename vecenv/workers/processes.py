@@ -161,8 +161,7 @@ def _ask_to_close(workers: Sequence[WorkerHandle], deadline: Deadline, errors: l
         messenger.forget(worker)
         open_pipes.discard(worker.index)
 
-    for gone in messenger.send([(worker, encode(Kind.CLOSE)) for worker in workers]):
-        forget(gone.worker)
+    messenger.send([(worker, encode(Kind.CLOSE)) for worker in workers])
     while open_pipes and deadline.slice():
         try:
             # Stale replies are read too: a worker that blocks on writing one would never read CLOSE.

@@ -165,7 +165,7 @@ class CommandServer:
         self._phase = Phase.NEW
         ours = (START, ATTACH, STEP_ROWS, APPLY, CLOSE)
         self._methods: dict[int, Callable[[int, Any], Any]] = {
-            int(command.kind): getattr(self, command.kind.name.lower()) for command in ours
+            command.kind: getattr(self, command.kind.name.lower()) for command in ours
         }
 
     def serve(self, waiter: Waiter) -> None:

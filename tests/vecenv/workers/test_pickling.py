@@ -4,6 +4,7 @@ import array
 import importlib
 import importlib.util
 import multiprocessing
+import pickle
 import runpy
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pytest
 import vecenv
 from tests.helpers import CountingEnv
 from tests.start_methods import METHODS
+from vecenv.workers.pickling import dumps
 
 SOURCE = """
 import threading
@@ -320,7 +322,37 @@ def test_a_worker_that_misses_a_module_of_the_parent_is_an_error_that_names_the_
 
 def test_modules_that_workers_can_import_are_sent_by_name():
     """Their classes keep their identity, and their sources may hold what cannot be pickled."""
-    from vecenv.workers.pickling import dumps
-
     found = [CountingEnv, gym.make, pytest.raises, importlib.import_module, types.SimpleNamespace, array.array]
     assert len(dumps(found)) < 500
+
+
+@pytest.mark.parametrize("name", [None, "a_module_that_is_not_loaded"])
+def test_functions_whose_module_is_not_loaded_are_sent_by_value(name):
+    function = types.FunctionType((lambda: 7).__code__, {})
+    function.__module__ = name
+    assert pickle.loads(dumps(function))() == 7
+
+
+def test_a_spec_may_name_what_a_script_does_not_define():
+    spec = gym.envs.registration.EnvSpec("Missing-v0", "__main__:NoSuchEnv")
+    assert pickle.loads(dumps(spec)).entry_point == "__main__:NoSuchEnv"
+
+
+@pytest.mark.timeout(20)
+def test_the_way_to_an_object_that_cannot_be_pickled_is_found_although_objects_refer_to_each_other():
+    first, second = types.SimpleNamespace(), types.SimpleNamespace()
+    first.second, second.first, second.lock = second, first, threading.Lock()
+    with pytest.raises(TypeError, match=r"> attribute 'second' \(SimpleNamespace\) > attribute 'lock' \(lock\) cannot"):
+        dumps(first)
+
+
+class Vast:
+    """An object for whose pickle there is no memory."""
+
+    def __reduce__(self):
+        raise MemoryError
+
+
+def test_a_lack_of_memory_is_no_object_that_cannot_be_pickled():
+    with pytest.raises(vecenv.SharedMemoryFull):
+        dumps(Vast())

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -13,7 +14,9 @@ import pytest
 import vecenv
 from tests.helpers import CountingEnv, FaultyEnv, before_each_message, counting_fns
 from tests.start_methods import METHODS
-from vecenv.workers import launch, pipes
+from vecenv.memory.block import Block
+from vecenv.vector import vector_env
+from vecenv.workers import launch, messenger, pipes, process_pool
 
 
 def open_files():
@@ -73,6 +76,31 @@ def test_a_process_that_cannot_be_started_is_a_dead_worker_and_leaves_nothing_op
         assert str(raised.value).startswith(named)
     del raised
     assert open_files() == before
+
+
+def test_a_worker_that_cannot_be_sent_its_memory_is_a_dead_worker(monkeypatch):
+    monkeypatch.setattr(messenger, "END_S", 0.01)
+    monkeypatch.setattr(vector_env, "FAILED_GRACE_S", 0.0)
+    monkeypatch.setattr(Block, "send", mock.Mock(side_effect=BrokenPipeError))
+    message = r"worker 0 \(envs 0:2\) closed its pipe but is still running during construction"
+    with pytest.raises(vecenv.WorkerDied, match=message):
+        vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has files in memory")
+def test_without_shared_memory_the_envs_share_a_file_in_memory():
+    with vecenv.AsyncVectorEnv(counting_fns(2), num_workers=1, shared_memory=False):
+        assert " /memfd:vecenv" in Path("/proc/self/maps").read_text()
+
+
+def test_a_wait_does_not_spin_if_there_are_more_workers_than_cores(monkeypatch):
+    monkeypatch.setattr(process_pool, "available_cores", lambda: 1)
+    monkeypatch.setattr(process_pool, "cpu_quota", lambda: 9.0)
+    monkeypatch.setattr(pipes, "SPIN_S", 60.0)
+    with vecenv.AsyncVectorEnv(counting_fns(2), num_workers=2) as envs:
+        envs.reset()
+        monkeypatch.setattr(os, "sched_yield", mock.Mock(side_effect=AssertionError))
+        envs.step([0, 0])
 
 
 def test_after_an_interrupt_between_two_messages_only_close_is_legal():

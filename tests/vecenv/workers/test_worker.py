@@ -95,6 +95,24 @@ def test_envs_may_start_processes_of_multiprocessing_and_terminate_them(method, 
     assert not any(process_exists(pid) for pid in pids)
 
 
+def test_a_process_that_an_env_has_just_forked_ends_on_sigterm():
+    """Before it has set its handlers, the signal waits: with the worker's handler, it would be lost."""
+
+    def end_forks(env):
+        codes = []
+        for _ in range(3):
+            pid = os.fork()
+            if pid == 0:
+                signal.alarm(3)
+                signal.pause()
+            os.kill(pid, signal.SIGTERM)
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        return codes
+
+    with vecenv.AsyncVectorEnv(counting_fns(1), num_workers=1) as envs:
+        assert envs.apply(end_forks) == [[-signal.SIGTERM] * 3]
+
+
 @pytest.mark.usefixtures("by_reference")
 @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
 def test_envs_may_choose_the_start_method_of_their_processes(method):
@@ -175,21 +193,27 @@ import vecenv
 from tests.vecenv.workers.test_worker import ParallelEnv
 
 class Stuck(ParallelEnv):
-    def close(self):
-        pass  # so that multiprocessing waits for the process forever
+    def hang(self):
+        print(os.getpid(), self.pid(), file=open({file!r}, "w"), flush=True)
+        while True:
+            signal.pause()
 
 envs = vecenv.AsyncVectorEnv([lambda: Stuck(0)], num_workers=1, context={context!r})
-print(*envs.call("pid"), flush=True)
+envs.call_async("hang")
+while not os.path.getsize({file!r}):
+    os.sched_yield()
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
 @pytest.mark.parametrize(
-    "context", ["forkserver", *(pytest.param(method, marks=pytest.mark.slow) for method in ("fork", "spawn"))]
+    "context", ["fork", *(pytest.param(method, marks=pytest.mark.slow) for method in ("forkserver", "spawn"))]
 )
-def test_processes_of_envs_do_not_outlive_a_killed_parent(context):
-    done = subprocess.run([sys.executable, "-c", ORPHANS.format(context=context)], stdout=subprocess.PIPE, timeout=60)
-    wait_for_end([int(done.stdout)])
+def test_an_env_that_hangs_and_its_processes_do_not_outlive_a_killed_parent(context, tmp_path):
+    file = tmp_path / "pids"
+    file.touch()
+    subprocess.run([sys.executable, "-c", ORPHANS.format(context=context, file=str(file))], timeout=60)
+    wait_for_end(list(map(int, file.read_text().split())))
 
 
 @pytest.mark.parametrize("kind", [EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt])
@@ -249,12 +273,39 @@ def test_an_unpicklable_exception_keeps_its_class_and_message(method):
             envs.step([0, 0])
 
 
+def test_an_exception_whose_class_cannot_be_pickled_is_an_env_error_and_the_envs_remain_usable():
+    def fail(env):
+        lock = threading.Lock()
+
+        class Locked(Exception):
+            held = lock
+
+        raise Locked("the motor is locked")
+
+    with vecenv.AsyncVectorEnv(counting_fns(1), num_workers=1) as envs:
+        with pytest.raises(vecenv.EnvError, match="the motor is locked"):
+            envs.apply(fail)
+        envs.reset()
+
+
 def test_an_unpicklable_result_is_an_error_and_the_envs_remain_usable():
     with vecenv.AsyncVectorEnv(counting_fns(2)) as envs:
         envs.reset()
         with pytest.raises(TypeError, match="pickle"):
             envs.apply(lambda env: threading.Lock())
         envs.step([0, 0])
+
+
+def test_an_error_in_set_attr_leaves_the_envs_usable():
+    class Fixed(CountingEnv):
+        length = property(lambda self: 3, lambda self, value: None)
+        mass = property(lambda self: 1.0)
+
+    with vecenv.AsyncVectorEnv([lambda: Fixed(0)], num_workers=1) as envs:
+        envs.reset()
+        with pytest.raises(AttributeError, match="mass"):
+            envs.set_attr("mass", 2.0)
+        envs.step([0])
 
 
 class Vast:
