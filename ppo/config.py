@@ -177,8 +177,7 @@ class Config:
     action_transform: Annotated[Literal["clip", "tanh"], Setting("network", help=
         "Clip Box actions, or squash them with tanh.")] = "clip"
     initial_log_std: Annotated[float, Setting("network", Range(-10, 2), help=
-        "Initial log standard deviation of actions, in units of half the range of a bounded Box. The entropy's weight "
-        "never raises it further.")] = -0.7
+        "Initial log standard deviation of actions, in units of half the range of a bounded Box.")] = -0.7
     min_log_std: Annotated[float, Setting("network", Range(-10, 2), help=
         "Minimum log standard deviation, in the same units.")] = -2.0
 

@@ -226,8 +226,7 @@ class Learner(tf.Module):
                 weights=acts,
             )
         entropy = losses.mean(distribution.entropy(outputs), acts)
-        rewarded = losses.mean(self._agent.rewarded_entropy(outputs), acts)
-        return policy_loss - entropy_coef * rewarded, {
+        return policy_loss - entropy_coef * entropy, {
             "gradient_steps": 1.0,
             "policy_loss": policy_loss,
             "entropy": entropy,

@@ -148,7 +148,7 @@ class Agent(tf.Module):
         else:
             self.network = ActorCritic(config, self.observations, num_outputs)
         self.arguments = (config, observation_space, action_space)
-        self._initial_log_std, self._min_log_std = config.initial_log_std, config.min_log_std
+        self._min_log_std = config.min_log_std
         self.log_std = tf.Variable(free, name="log_std") if free else None
         self.state_size = 0 if self.network.core is None else self.network.core.state_size
         self._act = graph_function(self.mode, input_signature=self.signature)
@@ -195,17 +195,6 @@ class Agent(tf.Module):
             else:
                 outputs = tf.concat([tf.where(encoded[MASK], outputs[:, :size], FORBIDDEN), outputs[:, size:]], axis=-1)
         return outputs
-
-    def rewarded_entropy(self, outputs: tf.Tensor) -> tf.Tensor:
-        """Returns the entropy that the loss rewards, in nats, for the result of `outputs`: `float32[B]`.
-
-        A standard deviation above the initial one counts as that. Otherwise, the reward could raise the noise without
-        end: noise costs nothing once it moves most actions beyond their bounds, to which they are clipped.
-        """
-        if self.log_std is not None:
-            others, log_std = tf.split(outputs, [-1, self.distribution.num_free], axis=-1)
-            outputs = tf.concat([others, tf.minimum(log_std, self._initial_log_std)], axis=-1)
-        return self.distribution.entropy(outputs)
 
     def values(self, hidden: Hidden, encoded: Inputs) -> tf.Tensor:
         """Returns the values `float32[B]` for the first result of `advance` or `unroll` and the encoded inputs."""

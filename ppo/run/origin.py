@@ -14,7 +14,7 @@ from ppo.run.folder import Run, write_atomically
 from ppo.run.modules import config_to_load
 
 INITIAL = ("policy_output_gain", "initial_log_std")
-"""Settings of the first policy, which is another one in a run that starts from another run."""
+"""Settings that concern only new networks, so they have no effect on a run that starts from another run."""
 
 MAY_DIFFER = {*INITIAL, "min_log_std"}
 """Settings of the networks in which a run may differ from the run from which it starts."""
@@ -54,8 +54,7 @@ def start_from(origin: Run, teams: Teams, run: Run, warn: Callable[[str], None])
     The new run may have other observations and rewards, so the copied statistics lose weight. Those of observations
     count like at most `KEPT_ROLLOUTS` rollouts. The first rollout replaces those of rewards: the value function
     predicts normalized rewards, so it remains correct if all rewards are multiplied by a number. The teams are those of
-    the new run. Calls `warn` with a message for each damaged checkpoint, and for settings that do not change the first
-    policy.
+    the new run. Calls `warn` with a message for each damaged checkpoint, and for settings that have no effect.
     """
     modules: dict[str, tf.Module] = {}
     for team in teams:
@@ -73,8 +72,8 @@ def start_from(origin: Run, teams: Teams, run: Run, warn: Callable[[str], None])
         f"{name}={getattr(config, name)}" for name in INITIAL if getattr(before, name) != getattr(config, name)
     ]:
         warn(
-            f"{', '.join(ignored)} does not change the first policy, which is that of {origin.path}. "
-            "To start with more noise, raise min_log_std."
+            f"{', '.join(ignored)} has no effect, because the policy starts as that of {origin.path}. To start with "
+            "more noise, raise min_log_std."
         )
     record = {"run": str(origin.path.resolve()), "checkpoint": values["checkpoint"], "env_steps": steps}
     write_atomically(run.path / "origin.json", json.dumps(record, indent=2) + "\n")

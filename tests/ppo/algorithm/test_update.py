@@ -279,7 +279,7 @@ def slow_update(config, agent, learner, rollout, collected, order, rate):
         living = [(s // N, s % N) for s in items if slow.lives[s // N, s % N]]
         if not living:
             continue
-        policy_loss = entropy = rewarded = approx_kl = clip_fraction = 0.0
+        policy_loss = entropy = approx_kl = clip_fraction = 0.0
         with tf.GradientTape() as tape:
             all_outputs, all_values = slow.unroll()[:2]
             if acting:
@@ -300,16 +300,12 @@ def slow_update(config, agent, learner, rollout, collected, order, rate):
                     if kl > losses.CUTOFF_FACTOR * config.kl_target:
                         excess = kl - losses.CUTOFF_FACTOR * config.kl_target
                         policy_loss += losses.CUTOFF_COEF * excess**2
-                entropy = rewarded = tf.reduce_mean(distribution.entropy(outputs))
-                if agent.log_std is not None:  # the last outputs
-                    free = distribution.num_free
-                    capped = tf.minimum(outputs[:, -free:], config.initial_log_std)
-                    rewarded = tf.reduce_mean(distribution.entropy(tf.concat([outputs[:, :-free], capped], axis=-1)))
+                entropy = tf.reduce_mean(distribution.entropy(outputs))
                 approx_kl = tf.reduce_mean(ratio - 1 - log_ratio)
                 clip_fraction = np.mean(np.abs(ratio - 1) > config.clip_range)
             times, rows = np.array(living).T
             value_loss = tf.reduce_mean((tf.gather_nd(all_values, living) - computed[1][times, rows]) ** 2) / 2
-            loss = policy_loss + config.value_coef * value_loss - entropy_coef * rewarded
+            loss = policy_loss + config.value_coef * value_loss - entropy_coef * entropy
         gradients = tape.gradient(loss, agent.learned, unconnected_gradients="zero")
         if agent.log_std is not None:
             below = agent.log_std.numpy() < config.min_log_std

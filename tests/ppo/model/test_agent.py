@@ -1,7 +1,6 @@
 """Tests of ppo/model/agent.py."""
 
 import logging
-import math
 
 import gymnasium as gym
 import numpy as np
@@ -63,13 +62,3 @@ def test_the_first_actions_of_many_agents_do_not_warn_of_retracing(caplog):
             agent = Agent(Config(policy_layers=(4,), value_layers=(4,)), space, space)
             agent.act(np.zeros((1, 2), np.float32), agent.initial_state(1))
     assert not caplog.records
-
-
-def test_the_reward_for_entropy_does_not_raise_a_standard_deviation_above_the_initial_one():
-    agent = Agent(Config(initial_log_std=-0.5), gym.spaces.Box(-1, 1, (3,)), gym.spaces.Box(-1, 1, (3,)))
-    log_std = tf.constant([[-0.6, -0.5, 1.0]])
-    with tf.GradientTape() as tape:
-        tape.watch(log_std)
-        entropy = agent.rewarded_entropy(tf.concat([tf.zeros([1, 3]), log_std], axis=-1))
-    np.testing.assert_array_equal(tape.gradient(entropy, log_std), [[1.0, 1.0, 0.0]])
-    np.testing.assert_allclose(entropy, [-0.6 - 0.5 - 0.5 + 1.5 * math.log(2 * math.pi * math.e)], rtol=1e-6)
