@@ -308,7 +308,7 @@ def table(studies: Iterable[Study], results: Path) -> str:
         digits = 0 if np.abs(final).max() >= 100 else 1
 
         def shown(value: float, digits: int = digits) -> str:
-            return f"{round(value, digits) + 0.0:,.{digits}f}"  # never -0.0
+            return f"{round(float(value), digits) + 0.0:,.{digits}f}"  # never -0.0
 
         interval = " to ".join(shown(values[-1]) for values in curve.interval)
         cells = [
