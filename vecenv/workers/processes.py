@@ -169,7 +169,7 @@ def _ask_to_close(workers: Sequence[WorkerHandle], deadline: Deadline, errors: l
                 _note_error(worker, message, errors)
         except WorkerGone as gone:
             forget(gone.worker)
-        except BadMessage as error:  # the worker may wait for room in the pipe, which nobody can read any more
+        except BadMessage as error:  # the worker may be blocked, because the pipe is full and no longer read
             forget(error.worker)
             error.worker.channel.close()
         except (DeadlinePassed, SharedMemoryFull):
