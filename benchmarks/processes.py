@@ -69,8 +69,9 @@ def _train(connection: Connection, folder: Path, settings: dict[str, Any]) -> No
     import ppo
 
     never = 10**9
-    intervals = {"total_steps": never, "report_interval": never, "checkpoint_interval": never}
-    config = ppo.Config(normalize_advantages=True, **intervals, **settings)  # the rivals normalize them, too
+    usual = {"total_steps": never, "report_interval": never, "checkpoint_interval": never}
+    usual["normalize_advantages"] = True  # as the rivals do
+    config = ppo.Config(**usual | settings)
     load_tensorflow()
 
     class OnRequest(ppo.Callback):
