@@ -235,8 +235,7 @@ def test_a_run_resumed_with_more_steps_follows_the_schedule_of_its_new_total_and
 
     config = dataclasses.replace(
         CONFIG, env="CartPole-v1", num_workers=0, total_steps=64, learning_rate=1e-2, lr_schedule=schedule,
-        kl_limit=None,
-        eval_episodes=1,
+        kl_limit=None, eval_episodes=1,
     )  # fmt: skip
     path = ppo.train(config, logdir=tmp_path, callbacks=Listening()).path
     ppo.resume(path, callbacks=Listening())
