@@ -69,9 +69,9 @@ def _train(connection: Connection, folder: Path, settings: dict[str, Any]) -> No
     import ppo
 
     never = 10**9
-    usual = {"total_steps": never, "report_interval": never, "checkpoint_interval": never}
-    usual["normalize_advantages"] = True  # as the rivals do
-    config = ppo.Config(**usual | settings)
+    defaults = {"total_steps": never, "report_interval": never, "checkpoint_interval": never}
+    defaults["normalize_advantages"] = True  # as the rivals do
+    config = ppo.Config(**defaults | settings)
     load_tensorflow()
 
     class OnRequest(ppo.Callback):
