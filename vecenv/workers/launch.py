@@ -350,7 +350,7 @@ def import_path() -> list[str]:
     # Python's import system ignores entries that are not strings, such as `Path` objects.
     path = dict.fromkeys(str(entry or _current_folder() or "") for entry in sys.path if isinstance(entry, str))
     for name, module in list(sys.modules.items()):
-        if "." in name or not isinstance(module, ModuleType):
+        if not isinstance(module, ModuleType):
             continue
         file = vars(module).get("__file__")
         if isinstance(file, str):

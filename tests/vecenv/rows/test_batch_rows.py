@@ -554,6 +554,16 @@ def test_infos_that_are_dropped_need_no_arrays(num_workers, cls):
         assert envs.reset(options={"reset_mask": np.array([True, False, True, False])})[1] == {}
 
 
+@pytest.mark.parametrize("hands_over", [True, False])
+def test_an_env_in_this_process_may_hand_over_its_arrays_of_infos_without_copies(hands_over):
+    given = np.zeros(2)
+    cls = type("Giving", (Telling,), {"hands_over_infos": hands_over})
+    says = {"score": given, "_score": np.ones(2, bool)}
+    with vecenv.SyncVectorEnv(Batched(partial(cls, lambda kind, n: says), 2)) as envs:
+        envs.reset(seed=0)
+        assert np.shares_memory(envs.step([0] * 2)[-1]["score"], given) is hands_over
+
+
 @pytest.mark.parametrize("all_rows", [True, False])
 def test_a_reset_of_all_rows_keeps_every_key_and_checks_the_mask_of_final_observations(all_rows):
     mask = np.array([True] * 4 if all_rows else [True, False, True, True])

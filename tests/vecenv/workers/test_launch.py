@@ -454,6 +454,7 @@ def test_the_import_path_has_the_folders_from_which_the_names_of_modules_lead_to
         sys.modules[name].__file__ = str(tmp_path / file)
     monkeypatch.setitem(sys.modules, "relative", types.ModuleType("relative"))
     sys.modules["relative"].__file__ = "somewhere/relative.py"
+    monkeypatch.setitem(sys.modules, "odd", object())  # as lazy importers do
     monkeypatch.setattr(sys, "path", ["", Path("/ignored"), b"/ignored", "/last"])
     path = launch.import_path()
     assert path[:2] == [os.getcwd(), "/last"] and not {"/ignored", "somewhere"}.intersection(path)

@@ -185,6 +185,7 @@ def test_an_env_that_needs_a_reset_in_the_middle_of_its_episode_breaks_the_vecto
     with vecenv.SyncVectorEnv(fns) as saved, vecenv.SyncVectorEnv(fns) as envs:
         saved.reset()
         envs.reset() if begin == "reset" else envs.set_state(saved.get_state())
+        envs.get_attr("steps")
         envs.step([0, 0])
         with pytest.raises(gym.error.ResetNeeded, match="lost"):
             envs.step([0, 0])

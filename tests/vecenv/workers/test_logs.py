@@ -21,6 +21,7 @@ logging.getLogger("disabled").disabled = True
 logging.getLogger("apart").propagate = False
 logging.getLogger("apart").addHandler(logging.NullHandler())
 logging.getLogger("apart").addHandler(logging.StreamHandler(io.StringIO()))
+logging.getLogger("apart without handlers").propagate = False
 
 class Logging(CountingEnv):
     def step(self, action):
@@ -29,6 +30,7 @@ class Logging(CountingEnv):
         logging.getLogger("chatty").info("chatter")
         for name in ("disabled", "apart"):
             logging.getLogger(name).error("never")
+        logging.getLogger("apart without handlers").info("never")
         return super().step(action)
 
 with vecenv.AsyncVectorEnv([lambda: Logging(0)], num_workers=1, context={context!r}) as envs:
@@ -51,8 +53,8 @@ CONFIGURATIONS = {
     ),
     "disabled": ("logging.basicConfig(level='DEBUG')\nlogging.disable('INFO')", ""),
     "named logger": (
-        "logging.getLogger().setLevel('INFO')\nlogging.getLogger('robot').addHandler(logging.StreamHandler())",
-        "moved\n",
+        "logging.getLogger().setLevel('NOTSET')\nlogging.getLogger('robot').addHandler(logging.StreamHandler())",
+        "moved\ndetails\n",
     ),
     "own handler, format and filter": (
         "class Own(logging.Handler):\n    emit = print\nclass Format(logging.Formatter):\n"
@@ -82,6 +84,16 @@ def test_messages_that_envs_log_go_where_the_script_sends_its_own(configuration,
     script = LOGGING.format(configuration=configuration, context=context)
     done = subprocess.run([sys.executable, "-c", script, file], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout + done.stderr + (file.read_text() if file.exists() else "") == logged
+
+
+def test_messages_that_envs_log_while_they_are_built_are_not_lost():
+    script = (
+        "import logging\nimport vecenv\nfrom tests.helpers import CountingEnv\nlogging.basicConfig(level='INFO')\n"
+        "def make():\n    logging.getLogger('robot').info('found')\n    return CountingEnv(0)\n"
+        "vecenv.AsyncVectorEnv([make], num_workers=1).close()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout + done.stderr == "INFO:robot:found\n"
 
 
 HEAVY = """
