@@ -808,6 +808,17 @@ print(len(counts))
     assert (done.returncode, done.stdout, done.stderr, os.listdir(tmp_path)) == (0, "1\n", "", [])
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
+@pytest.mark.parametrize("context", ["forkserver", "fork", "spawn"])
+def test_a_closed_vector_env_leaves_no_descriptors(context):
+    def open_after_closing():
+        vecenv.AsyncVectorEnv(counting_fns(2), num_workers=2, context=context).close()
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+
+    assert open_after_closing() == open_after_closing()  # the first one may start the fork server
+
+
 @systems
 def test_a_killed_fork_server_leaves_no_temporary_files_once_there_is_another(without, tmp_path):
     script = f"""
