@@ -162,7 +162,7 @@ def _calls(config: ppo.Config, vector: vecenv.AsyncVectorEnv) -> tuple[dict[str,
         return envs.rollout()
 
     (collected,) = collector.collect(1, 0).collected
-    rate = tf.constant(config.learning_rate)
+    scheduled = tf.constant(config.learning_rate), tf.constant(config.gamma)
     more = dataclasses.replace(config, epochs=2 * config.epochs)
     orders = [tf.constant(shuffled(c, 0)) for c in (config, more)]
     double = Learner(more, agent)
@@ -172,8 +172,8 @@ def _calls(config: ppo.Config, vector: vecenv.AsyncVectorEnv) -> tuple[dict[str,
         "vector env": step,
         "graph": graph,
         "collect": lambda: collector.collect(1, 0),
-        "update": lambda: learner.update_in_graph(collected, rate, orders[0])["kl"].numpy(),
-        "update, twice the epochs": lambda: double.update_in_graph(collected, rate, orders[1])["kl"].numpy(),
+        "update": lambda: learner.update_in_graph(collected, *scheduled, orders[0])["kl"].numpy(),
+        "update, twice the epochs": lambda: double.update_in_graph(collected, *scheduled, orders[1])["kl"].numpy(),
     }
     return calls, envs_row
 

@@ -111,7 +111,7 @@ def prepare(agent: Agent, rewards: RewardNormalizer, collected: Collected) -> Ba
     )
 
 
-def samples_of(config: Config, agent: Agent, batch: Batch, collected: Collected) -> Samples:
+def samples_of(config: Config, agent: Agent, batch: Batch, collected: Collected, gamma: tf.Tensor) -> Samples:
     """Returns all T * N samples of a rollout, with estimates of the value function that acted."""
     distribution, predicted = agent.distribution, collected.predictions
     outputs, memory = flat((predicted.outputs, predicted.memory))
@@ -121,20 +121,22 @@ def samples_of(config: Config, agent: Agent, batch: Batch, collected: Collected)
         actions=actions,
         old_outputs=outputs,
         old_log_probs=distribution.log_prob(outputs, actions),
-        estimates=_estimates_for(config, agent, batch, predicted.values, memory),
+        estimates=_estimates_for(config, agent, batch, predicted.values, memory, gamma),
         weights=batch.weights,
     )
 
 
-def new_estimates(config: Config, agent: Agent, batch: Batch) -> Estimates:
+def new_estimates(config: Config, agent: Agent, batch: Batch, gamma: tf.Tensor) -> Estimates:
     """Returns the estimates of the current value function."""
     encoded = agent.network.encode(batch.inputs)
     hidden, memory = agent.unroll(encoded, batch.sequences)
     values = tf.reshape(agent.values(hidden, encoded), batch.sequences.begins.shape)
-    return _estimates_for(config, agent, batch, values, memory[: config.batch_size])
+    return _estimates_for(config, agent, batch, values, memory[: config.batch_size], gamma)
 
 
-def _estimates_for(config: Config, agent: Agent, batch: Batch, values: tf.Tensor, memory: tf.Tensor) -> Estimates:
+def _estimates_for(
+    config: Config, agent: Agent, batch: Batch, values: tf.Tensor, memory: tf.Tensor, gamma: tf.Tensor
+) -> Estimates:
     """Returns the estimates for the values of all states, `float32[T + 1, N]`.
 
     `memory` is the memory of the recurrent core after each state in which an action was taken, `float32[T * N, S]`.
@@ -145,7 +147,7 @@ def _estimates_for(config: Config, agent: Agent, batch: Batch, values: tf.Tensor
         next_values=next_values(config, agent, batch.rollout, values, memory),
         terminated=batch.rollout.terminated,
         truncated=batch.rollout.truncated,
-        gamma=config.gamma,
+        gamma=gamma,
         gae_lambda=config.gae_lambda,
     )
     return Estimates(flat(advantages), flat(targets))

@@ -23,7 +23,7 @@ def gae(
     next_values: tf.Tensor,
     terminated: tf.Tensor,
     truncated: tf.Tensor,
-    gamma: float,
+    gamma: float | tf.Tensor,
     gae_lambda: float,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns advantages and value targets, each `float32[T, N]` (Schulman et al., 2015, arXiv 1506.02438).

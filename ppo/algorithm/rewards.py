@@ -14,7 +14,7 @@ class RewardNormalizer(tf.Module):
     """Divides rewards by the standard deviation of the discounted return, and clips them at 10, without shifting them.
 
     As in Gymnasium's NormalizeReward, the return accumulates forward in time, `g_t = gamma * g_{t-1} + r_t`. It starts
-    at 0 in each episode.
+    at 0 in each episode. Its discount factor stays at the initial one, so that the scale of rewards does not drift.
 
     Attributes:
         moments: Statistics of the discounted return.

@@ -1,4 +1,4 @@
-"""The schedules of the learning rate and the KL penalty."""
+"""The schedules of the learning rate, the discount factor and the KL penalty."""
 
 from __future__ import annotations
 
@@ -14,14 +14,26 @@ def learning_rate_at(config: Config, update: int) -> float:
     return config.learning_rate * max(0.0, 1.0 - update / config.num_updates)
 
 
+def gamma_at(config: Config, update: int) -> float:
+    """Returns the scheduled discount factor, which changes linearly from `gamma` to `final_gamma` after the last update.
+
+    A factor that rises during training is from François-Lavet et al. (2015, arXiv 1512.02011).
+    """
+    return config.gamma + (config.final_gamma - config.gamma) * min(1.0, update / config.num_updates)
+
+
 def schedule_change(before: Config, config: Config, update: int) -> str | None:
-    """Returns a sentence on how a new `total_steps` changes the schedule of a resumed run; None if it does not."""
-    now, then = learning_rate_at(config, update), learning_rate_at(before, update)
-    if now == then:
+    """Returns a sentence on how a new `total_steps` changes the schedules of a resumed run; None if it does not."""
+    changes = []
+    for name, scheduled, digits in (("learning_rate", learning_rate_at, 3), ("gamma", gamma_at, 5)):
+        now, then = scheduled(config, update), scheduled(before, update)
+        if now != then:
+            changes.append(f"{name} continues at {now:.{digits}g} instead of {then:.{digits}g}")
+    if not changes:
         return None
     return (
-        f"total_steps is {config.total_steps} instead of {before.total_steps}, so the linear schedule changes: "
-        f"learning_rate continues at {now:.3g} instead of {then:.3g}"
+        f"total_steps is {config.total_steps} instead of {before.total_steps}, so the schedules change: "
+        f"{', and '.join(changes)}"
     )
 
 

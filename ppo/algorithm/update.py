@@ -22,7 +22,7 @@ from ppo.algorithm.batch import Batch, Estimates, Samples, minibatch_of, new_est
 from ppo.algorithm.collector import Collected
 from ppo.algorithm.optimizer import Adam
 from ppo.algorithm.rewards import RewardNormalizer
-from ppo.algorithm.schedules import adapted_base_rate, adapted_penalty, effective_rate, learning_rate_at
+from ppo.algorithm.schedules import adapted_base_rate, adapted_penalty, effective_rate, gamma_at, learning_rate_at
 from ppo.config import Config
 from ppo.model.agent import Agent, Hidden
 from ppo.model.normalize import statistics_of
@@ -101,7 +101,7 @@ class Learner(tf.Module):
             compiled_part(functools.partial(self._descend, adam, of_chain))
             for adam, of_chain in zip(self.optimizers, terms, strict=True)
         ]
-        self._new_estimates: Callable[[Batch], Estimates] = compiled_part(
+        self._new_estimates: Callable[[Batch, tf.Tensor], Estimates] = compiled_part(
             functools.partial(new_estimates, config, agent)
         )
         self._kl: Callable[..., tf.Tensor] = compiled_part(self._kl_of_update)
@@ -119,23 +119,27 @@ class Learner(tf.Module):
     def update(self, collected: Collected, number: int) -> dict[str, float]:
         """Runs one update with the schedules and the order of update `number`, and returns its metrics."""
         rate = tf.constant(learning_rate_at(self._config, number), tf.float32)
+        gamma = tf.constant(gamma_at(self._config, number), tf.float32)
         order = tf.constant(shuffled(self._config, number))
-        metrics = self.update_in_graph(collected, rate, order)
+        metrics = self.update_in_graph(collected, rate, gamma, order)
         self.compiled = True
         return {name: float(value) for name, value in metrics.items()}
 
-    def _update(self, collected: Collected, learning_rate: tf.Tensor, order: tf.Tensor) -> dict[str, tf.Tensor]:
+    def _update(
+        self, collected: Collected, learning_rate: tf.Tensor, gamma: tf.Tensor, order: tf.Tensor
+    ) -> dict[str, tf.Tensor]:
         """Runs all epochs and minibatches on one rollout and returns the metrics, float32 scalars.
 
         Args:
             collected: A rollout of the current policy.
             learning_rate: Scheduled learning rate, a float32 scalar, which the weight of the entropy follows. The
                 schedule "kl_adaptive" uses its own rate instead.
+            gamma: Scheduled discount factor, a float32 scalar.
             order: Samples of each minibatch, `int32[epochs * minibatches, B]`; see `shuffled`.
         """
         config, agent = self._config, self._agent
         batch = prepare(agent, self.rewards, collected)
-        samples = samples_of(config, agent, batch, collected)
+        samples = samples_of(config, agent, batch, collected, gamma)
         rate = effective_rate(config, scheduled=learning_rate, base=self.base_rate.read_value())
         entropy_coef = config.entropy_coef * (learning_rate / config.learning_rate)
         # A round is an epoch or, if advantages are not recomputed, all epochs.
@@ -149,7 +153,7 @@ class Learner(tf.Module):
                 totals += chain(batch, samples._replace(estimates=estimates), rounds[k], rate, entropy_coef)
             if self._recomputes:
                 is_last = tf.equal(k, num_rounds - 1)
-                estimates = tf.cond(is_last, lambda: estimates, lambda: self._new_estimates(batch))
+                estimates = tf.cond(is_last, lambda: estimates, lambda: self._new_estimates(batch, gamma))
             return estimates, totals
 
         _, totals = repeat(num_rounds, run_round, (samples.estimates, tf.zeros(len(TOTALS))))

@@ -78,7 +78,7 @@ def test_learned_values_are_the_true_values_of_agents_that_leave():
     for update in range(60):
         rate = tf.constant(config.learning_rate * (1 - update / 60), tf.float32)
         order = tf.constant(shuffled(whole, update))
-        team.learner.update_in_graph(collect(update)[0], rate, order)
+        team.learner.update_in_graph(collect(update)[0], rate, tf.constant(gamma), order)
     to_go = gamma ** np.arange(places - 1, -1, -1.0)
     for k, true in enumerate((to_go, to_go / (1 - gamma**places))):
         one_hot = tf.tile(tf.one_hot([k], 2), [places, 1])
@@ -116,7 +116,7 @@ def test_rows_that_are_not_valid_teach_nothing(objective):
             collected = collected._replace(rollout=rollout)
         rate, order = tf.constant(1e-3), tf.constant(shuffled(config.of_team(3), 0))
         team.learner.observe(collected)
-        metrics = team.learner.update_in_graph(collected, rate, order)
+        metrics = team.learner.update_in_graph(collected, rate, tf.constant(0.99), order)
         state = [variable.numpy() for variable in (*team.agent.variables, *team.learner.rewards.moments.variables)]
         results.append((state, {name: float(value) for name, value in metrics.items()}))
         vector.close()

@@ -70,7 +70,7 @@ def learned_values(ends):
     for update in range(60):
         (collected,) = collector.collect(update, 0).collected
         rate = tf.constant(config.learning_rate * (1 - update / 60), tf.float32)
-        learner.update_in_graph(collected, rate, tf.constant(shuffled(config, update)))
+        learner.update_in_graph(collected, rate, tf.constant(GAMMA), tf.constant(shuffled(config, update)))
     return agent.step(tf.range(PLACES), tf.zeros([PLACES, agent.state_size])).values.numpy()
 
 

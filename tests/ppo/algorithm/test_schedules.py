@@ -10,6 +10,7 @@ from ppo.algorithm.schedules import (
     adapted_base_rate,
     adapted_penalty,
     effective_rate,
+    gamma_at,
     learning_rate_at,
 )
 
@@ -28,6 +29,20 @@ def test_the_learning_rate_falls_linearly_and_reaches_zero_after_the_last_update
     assert [learning_rate_at(config, update) for update in range(5)] == [1.0, 0.75, 0.5, 0.25, 0.0]
     constant = dataclasses.replace(config, lr_schedule="constant")
     assert [learning_rate_at(constant, update) for update in range(5)] == [1.0] * 5
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, [0.99, 0.99125, 0.9925, 0.99375, 0.995, 0.995]),
+        ({"gamma": 0.9}, [0.9] * 6),  # a factor that was chosen stays as it is
+        ({"gamma": 0.0, "final_gamma": 1.0}, [0.0, 0.25, 0.5, 0.75, 1.0, 1.0]),
+        ({"final_gamma": 0.99}, [0.99] * 6),
+    ],
+)
+def test_the_discount_factor_changes_linearly_from_the_first_update_to_the_end(settings, expected):
+    config = Config(total_steps=4 * 2048, **settings)
+    assert [gamma_at(config, update) for update in range(6)] == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -188,7 +188,8 @@ def parts_of_group(config, make, name, **options):
 
 def update_eagerly(config, learner, collected, *, rate=1e-3):
     """Runs one update without tracing it, which would take longer, and returns its metrics."""
-    return learner.update_in_graph.python_function(collected, tf.constant(rate), tf.constant(shuffled(config, 0)))
+    arguments = tf.constant(rate), tf.constant(config.gamma), tf.constant(shuffled(config, 0))
+    return learner.update_in_graph.python_function(collected, *arguments)
 
 
 class SlowAgent:
@@ -229,7 +230,7 @@ def gaussian_kl(old, new):
     return tf.reduce_sum(log_std - old_log_std + (old_var + (old_mean - mean) ** 2) / (2 * var) - 0.5, axis=-1)
 
 
-def slow_advantages(config, slow, rewards):
+def slow_advantages(config, slow, rewards, gamma):
     """Returns advantages and value targets [T, N], computed in a loop."""
     result, targets = np.zeros_like(rewards), np.zeros_like(rewards)
     values, finals = (of_all.numpy() for of_all in slow.unroll(finals=True)[1:])
@@ -243,12 +244,12 @@ def slow_advantages(config, slow, rewards):
                 following = finals[t, i]
             if slow.ended[t, i]:
                 later = 0.0
-            later = rewards[t, i] + config.gamma * following - values[t, i] + config.gamma * config.gae_lambda * later
+            later = rewards[t, i] + gamma * following - values[t, i] + gamma * config.gae_lambda * later
             result[t, i], targets[t, i] = later, later + values[t, i]
     return result, targets
 
 
-def slow_update(config, agent, learner, rollout, collected, order, rate):
+def slow_update(config, agent, learner, rollout, collected, order, rate, gamma):
     """Runs the update as one would write it on a blackboard: NumPy, loops, and eager TensorFlow for gradients.
 
     The policy learns only from the samples of a minibatch in which its agent can act, and the value function from those
@@ -270,11 +271,11 @@ def slow_update(config, agent, learner, rollout, collected, order, rate):
     weights = None if rollout.valid is None else tf.constant(slow.lives.reshape(-1), tf.float32)
     begins, ended = tf.constant(rollout.episode_lengths[0] == 1), tf.constant(slow.ended)
     rewards = learner.rewards(tf.constant(rollout.rewards, tf.float32), begins, ended, weights).numpy()
-    computed = slow_advantages(config, slow, rewards)
+    computed = slow_advantages(config, slow, rewards, gamma)
     first_targets, totals, taken = computed[1], np.zeros(6), 0
     for k, items in enumerate(order):
         if config.recompute_advantages and not agent.observations.has_images and k % config.num_minibatches == 0:
-            computed = slow_advantages(config, slow, rewards)
+            computed = slow_advantages(config, slow, rewards, gamma)
         acting = [(s // N, s % N) for s in items if slow.acts[s // N, s % N]]
         living = [(s // N, s % N) for s in items if slow.lives[s // N, s % N]]
         if not living:
@@ -418,15 +419,15 @@ def test_the_update_equals_the_slow_update(settings, make):
     _, envs, agent, learner, collector = parts(config, make)
     _, _, slow_agent, slow_learner, _ = parts(config, make)
     envs.reset(seed=0)
-    rate = tf.constant(1e-2)
+    rate, gamma = tf.constant(1e-2), 0.9  # not that of the settings
     for update in range(2):
         (collected,) = collector.collect(update, 0).collected
         arrays = envs.last_rollout()
         assert arrays.truncated.any()
         check_predictions(collected, slow_agent, arrays)
         order = shuffled(config, update)
-        expected = slow_update(config, slow_agent, slow_learner, arrays, collected, order, rate)
-        metrics = learner.update_in_graph(collected, rate, tf.constant(order))
+        expected = slow_update(config, slow_agent, slow_learner, arrays, collected, order, rate, gamma)
+        metrics = learner.update_in_graph(collected, rate, tf.constant(gamma), tf.constant(order))
         check_update((agent, learner), (slow_agent, slow_learner), metrics, expected)
     assert learner.update_in_graph.experimental_get_tracing_count() == 1
     assert collector.collect_in_graph.experimental_get_tracing_count() == 1
@@ -452,19 +453,19 @@ def test_a_policy_learns_where_its_agent_can_act_and_its_value_where_the_agent_l
     _, team, collect = parts_of_group(config, Turns, name)
     _, slow_team, _ = parts_of_group(config, Turns, name)
     whole = config.of_team(len(team.members))
-    rate = tf.constant(1e-2)
+    rate, gamma = tf.constant(1e-2), 0.9  # not that of the settings
     for update in range(2):
         collected, arrays = collect(update)
         check_predictions(collected, slow_team.agent, arrays)
         order = shuffled(whole, update)
-        expected = slow_update(whole, slow_team.agent, slow_team.learner, arrays, collected, order, rate)
+        expected = slow_update(whole, slow_team.agent, slow_team.learner, arrays, collected, order, rate, gamma)
         some = SlowAgent(team.agent, arrays, None)
         assert some.acts.any() and (some.lives & ~some.acts).any() and not some.lives.all()
         if config.recurrent == "none":
             living, acting = (part.reshape(-1)[order].any(axis=1) for part in (some.lives, some.acts))
             assert (living & ~acting).any() and expected["gradient_steps"] == living.sum()
             assert name == "a" or not living.all()
-        metrics = team.learner.update_in_graph(collected, rate, tf.constant(order))
+        metrics = team.learner.update_in_graph(collected, rate, tf.constant(gamma), tf.constant(order))
         fast, reference = ((part.agent, part.learner) for part in (team, slow_team))
         check_update(fast, reference, metrics, expected)
     assert team.learner.update_in_graph.experimental_get_tracing_count() == 1
@@ -505,7 +506,7 @@ def test_the_update_that_users_run_equals_the_one_that_most_tests_run(family):
     initial = [variable.numpy() for variable in agent.learned]
     for number in range(3):
         collected, *_ = collect(number)
-        arguments = collected, tf.constant(1e-2), tf.constant(shuffled(whole, number))
+        arguments = collected, tf.constant(1e-2), tf.constant(0.9), tf.constant(shuffled(whole, number))
         found = []
         for compiles, _, of_side, _ in sides:
             compile_updates(compiles)
@@ -525,7 +526,7 @@ def test_the_policy_and_the_value_function_learn_side_by_side(network):
     """TensorFlow runs two functions concurrently only if neither writes a variable that the other one uses."""
     _, envs, agent, learner, collector = parts(dataclasses.replace(CONFIG, network=network))
     envs.reset(seed=0)
-    arguments = tf.constant(1e-2), tf.constant(shuffled(CONFIG, 0))
+    arguments = tf.constant(1e-2), tf.constant(0.99), tf.constant(shuffled(CONFIG, 0))
     learner.update_in_graph.get_concrete_function(*collector.collect(0, 0).collected, *arguments)  # compiles nothing
     parts_of_update = (*learner._chains, learner._new_estimates)
     functions = [function for part in parts_of_update for function in part._list_all_concrete_functions()]
@@ -670,7 +671,7 @@ def test_without_a_living_agent_an_update_takes_no_step(settings):
 
     config = dataclasses.replace(CONFIG, env="", **settings)
     _, team, collect = parts_of_group(config, Turns, "b")
-    arguments = tf.constant(1e-2), tf.constant(shuffled(config, 0))
+    arguments = tf.constant(1e-2), tf.constant(0.99), tf.constant(shuffled(config, 0))
     team.learner.update_in_graph(collect(0)[0], *arguments)
     collected, _ = collect(1)
     rollout = collected.rollout
@@ -710,7 +711,8 @@ def probabilities_of_echoes():
     envs.reset(seed=0)
     for number in range(10):
         (collected,) = collector.collect(number, 0).collected
-        learner.update_in_graph(collected, tf.constant(1e-2), tf.constant(shuffled(config, number)))
+        order = tf.constant(shuffled(config, number))
+        learner.update_in_graph(collected, tf.constant(1e-2), tf.constant(0.99), order)
     outputs = agent.step(tf.range(2), tf.zeros([2, agent.state_size])).outputs
     return np.diagonal(tf.nn.softmax(outputs))
 
@@ -885,7 +887,8 @@ def test_training_reads_neither_released_slabs_nor_unwritten_rows(settings):
         envs.reset(seed=0)
         for update in range(5):
             (collected,) = collector.collect(update, 0).collected
-            learner.update_in_graph(collected, tf.constant(1e-2), tf.constant(shuffled(config, update)))
+            order = tf.constant(shuffled(config, update))
+            learner.update_in_graph(collected, tf.constant(1e-2), tf.constant(0.99), order)
             if poisoned:
                 low = update % 2 * (config.num_steps + 1)
                 for array in vector.arrays.values():
