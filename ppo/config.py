@@ -130,9 +130,9 @@ class Config:
         "Decay to 0, stay constant, or adapt to kl_target.")] = "linear"
     adam_epsilon: Annotated[float, Setting("optimization", POSITIVE, help="Adam's epsilon.")] = 1e-5
     gamma: Annotated[float, Setting("optimization", UNIT, help="Discount factor per step, at first.")] = 0.99
-    final_gamma: Annotated[float, Setting("optimization", UNIT, derived=True, help=
-        "Discount factor at the end, which is approached linearly. By default, 0.995 if gamma is 0.99, and gamma "
-        "otherwise.")] = _DERIVED
+    final_gamma: Annotated[float | None, Setting("optimization", UNIT, help=
+        "Discount factor at the end, which is approached linearly. None: 0.995 if gamma is 0.99, otherwise "
+        "gamma.")] = None
     gae_lambda: Annotated[float, Setting("optimization", UNIT, help=
         "GAE's lambda.")] = 0.95
 
@@ -239,8 +239,6 @@ class Config:
 
     def _derive(self) -> None:
         """Sets the derived settings that were not given."""
-        if self.final_gamma is _DERIVED:
-            object.__setattr__(self, "final_gamma", 0.995 if self.gamma == type(self).gamma else self.gamma)
         if self.num_steps is _DERIVED:
             # The minibatches of a recurrent policy hold whole sequences, so these stay short.
             steps = 2 ** int(math.log2(_SAMPLES_PER_UPDATE / self.num_envs)) if self.recurrent == "none" else 0

@@ -15,11 +15,14 @@ def learning_rate_at(config: Config, update: int) -> float:
 
 
 def gamma_at(config: Config, update: int) -> float:
-    """Returns the scheduled discount factor, which changes linearly from `gamma` to `final_gamma` after the last update.
+    """Returns the scheduled discount factor: linear from `gamma` to `final_gamma`, which follows the last update.
 
     A factor that rises during training is from François-Lavet et al. (2015, arXiv 1512.02011).
     """
-    return config.gamma + (config.final_gamma - config.gamma) * min(1.0, update / config.num_updates)
+    final = config.final_gamma
+    if final is None:
+        final = 0.995 if config.gamma == Config.gamma else config.gamma
+    return config.gamma + (final - config.gamma) * min(1.0, update / config.num_updates)
 
 
 def schedule_change(before: Config, config: Config, update: int) -> str | None:

@@ -235,7 +235,7 @@ def test_a_run_resumed_with_more_steps_follows_the_schedule_of_its_new_total_and
 
     config = dataclasses.replace(
         CONFIG, env="CartPole-v1", num_workers=0, total_steps=64, learning_rate=1e-2, lr_schedule=schedule,
-        kl_limit=None, eval_episodes=1,
+        final_gamma=0.99, kl_limit=None, eval_episodes=1,
     )  # fmt: skip
     path = ppo.train(config, logdir=tmp_path, callbacks=Listening()).path
     ppo.resume(path, callbacks=Listening())
@@ -246,8 +246,7 @@ def test_a_run_resumed_with_more_steps_follows_the_schedule_of_its_new_total_and
     else:
         assert rates == pytest.approx([1e-2, 5e-3, 5e-3, 2.5e-3])
         assert warnings == [
-            "total_steps is 128 instead of 64, so the linear schedule changes: learning_rate continues "
-            "at 0.005 instead of 0"
+            "total_steps is 128 instead of 64, so the schedules change: learning_rate continues at 0.005 instead of 0"
         ]
 
 
