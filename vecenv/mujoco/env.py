@@ -83,7 +83,7 @@ class MujocoVectorEnv(VectorEnv):
     """Whether the task reads `cfrc_ext`."""
 
     camera: ClassVar[dict[str, Any] | None] = None
-    """Default of `default_camera_config`. None: the camera of a custom task is its model's "track" or follows it."""
+    """Default of `default_camera_config`. None: a custom task uses the model's "track" or one that shows the robot."""
 
     contacts_listed_of: ClassVar[str | None] = None
     """The model file whose contacts may be listed; see `vecenv.mujoco.contacts`. Subclasses do not inherit it."""

@@ -29,7 +29,7 @@ class BatchRenderer:
         physics: The simulations, built with `whole=True` if there is a render mode.
         render_mode: One of `RENDER_MODES`, or None if nothing will be rendered.
         options: Values for any of `OPTIONS`, which replace Gymnasium's defaults.
-        follows: Whether the camera follows the robot if no option sets a camera.
+        follows: Whether the camera shows or follows the robot if no option sets a camera.
 
     Raises:
         ValueError: If the render mode is unknown.
@@ -89,7 +89,7 @@ class BatchRenderer:
             options = {"width": DEFAULT_SIZE, "height": DEFAULT_SIZE, **self._options}
             options["default_cam_config"] = options.pop("default_camera_config", None)
             if self._follows:
-                options["default_cam_config"] = _following(model, data)
+                options["default_cam_config"] = _default_camera(model, data)
             renderer = MujocoRenderer(model, data, **options)
             if self._follows:
                 renderer.camera_id = None  # otherwise, Gymnasium replaces the camera of the config by a free one
@@ -102,19 +102,48 @@ class BatchRenderer:
             self._renderers.popitem()[1][0].close()
 
 
-def _following(model: mujoco.MjModel, data: mujoco.MjData) -> dict[str, Any] | None:
-    """Returns the config of a camera that follows the robot, or None if no robot can leave its place."""
+def _default_camera(model: mujoco.MjModel, data: mujoco.MjData) -> dict[str, Any] | None:
+    """Returns the config of a camera that shows the robot, or None if nothing in the model can move.
+
+    The robot consists of the kinematic trees that have actuators, or is the first tree if none has. A robot that can
+    leave its place is followed. Otherwise, the camera shows everything within the robot's reach.
+    """
     camera = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, "track")
     if camera >= 0:
         return {"type": mujoco.mjtCamera.mjCAMERA_FIXED, "fixedcamid": camera}
-    moving = np.isin(model.jnt_type[:1], (mujoco.mjtJoint.mjJNT_FREE, mujoco.mjtJoint.mjJNT_SLIDE))
-    if not moving.any():
+    if model.ntree == 0:
         return None
-    body = int(model.jnt_bodyid[0])
-    geoms = model.body_rootid[model.geom_bodyid] == model.body_rootid[body]
-    distances = np.linalg.norm(data.geom_xpos[geoms] - data.xpos[body], axis=1) + model.geom_rbound[geoms]
-    config = {"type": mujoco.mjtCamera.mjCAMERA_TRACKING, "trackbodyid": body, "lookat": data.subtree_com[body].copy()}
-    return config | {"distance": 4 * distances.max(initial=0.25), "azimuth": 120.0, "elevation": -20.0}
+    mujoco.mj_fwdPosition(model, data)
+    actuated = data.moment_colind[: data.moment_rownnz.sum()]
+    trees = np.unique(model.dof_treeid[actuated]) if len(actuated) else np.array([0])
+    bases = model.tree_bodyadr[trees]
+    base = int(bases[0])
+    joints = model.jnt_type[model.jnt_bodyid == base]
+    if np.isin(joints, (mujoco.mjtJoint.mjJNT_FREE, mujoco.mjtJoint.mjJNT_SLIDE)).any():
+        geoms = model.body_rootid[model.geom_bodyid] == model.body_rootid[base]
+        distances = np.linalg.norm(data.geom_xpos[geoms] - data.xpos[base], axis=1) + model.geom_rbound[geoms]
+        config = {"type": mujoco.mjtCamera.mjCAMERA_TRACKING, "trackbodyid": base}
+        config |= {"lookat": data.subtree_com[base].copy(), "distance": 4 * distances.max(initial=0.25)}
+        return config | {"azimuth": 120.0, "elevation": -20.0}
+    center = data.xpos[bases].mean(axis=0)
+    geoms = np.isin(model.body_treeid[model.geom_bodyid], trees)
+    bodies = model.geom_bodyid[geoms]
+    distances = np.linalg.norm(data.xpos[model.tree_bodyadr[model.body_treeid[bodies]]] - center, axis=1)
+    distances += _reaches(model)[bodies] + np.linalg.norm(model.geom_pos[geoms], axis=1) + model.geom_rbound[geoms]
+    # At 3 times its radius, a ball fits into MuJoCo's default field of view.
+    config = {"lookat": center, "distance": 3 * distances.max(initial=0.0) or model.stat.extent}
+    return config | {"azimuth": model.vis.global_.azimuth, "elevation": model.vis.global_.elevation}
+
+
+def _reaches(model: mujoco.MjModel) -> np.ndarray:
+    """Returns how far each body can be from the first body of its tree, whatever its joints do: float64[nbody]."""
+    reaches = np.linalg.norm(model.body_pos, axis=1)
+    slides = model.jnt_type == mujoco.mjtJoint.mjJNT_SLIDE
+    np.add.at(reaches, model.jnt_bodyid[slides], np.abs(model.jnt_range[slides]).max(axis=1))
+    reaches[model.body_weldid == 0] = reaches[model.tree_bodyadr] = 0.0
+    for body, parent in enumerate(model.body_parentid):
+        reaches[body] += reaches[parent]
+    return reaches
 
 
 @contextlib.contextmanager

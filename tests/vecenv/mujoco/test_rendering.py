@@ -118,8 +118,34 @@ class Ball(MujocoVectorEnv):
         return np.zeros(self.num_envs), np.zeros(self.num_envs, bool), {}
 
 
-def test_the_camera_of_a_task_follows_the_robot_by_default(opengl):
-    code = "from tests.vecenv.mujoco.test_rendering import followed; followed()"
+def framed():
+    """Renders an arm in all directions, with a free object before it in the model; runs in a separate process."""
+    for actuator in ('<motor joint="elbow"/>', '<position tendon="cable"/>'):
+        spec = mujoco.MjSpec.from_string(
+            '<mujoco><worldbody><light directional="true"/><geom type="plane" size="0 0 1"/>'
+            '<body pos="1 -1 0.1"><freejoint/><geom size="0.1"/></body><body pos="1 0 1">'
+            '<geom type="cylinder" size="0.05 0.05"/><body><joint axis="0 0 1"/>'
+            '<geom type="capsule" fromto="0 0 0 2 0 0" size="0.02"/>'
+            '<body pos="2 0 0"><joint name="elbow" axis="0 0 1"/>'
+            '<geom type="capsule" fromto="0 0 0 2 0 0" size="0.02"/>'
+            '<geom pos="2 0 0" size="0.4" rgba="1 0 0 1"/></body></body></body></worldbody>'
+            '<tendon><fixed name="cable"><joint joint="elbow" coef="1"/></fixed></tendon>'
+            f"<actuator>{actuator}</actuator></mujoco>"
+        )
+        envs = Ball(8, xml_file=spec, frame_skip=1, **SIZE)
+        envs.reset(seed=0)
+        envs.data.qpos[0, -1] = 3  # folded
+        envs.render_env(0)
+        envs.data.qpos[:, -2] = np.arange(8) * np.pi / 4
+        envs.physics.start(np.arange(8))
+        for frame in envs.render():
+            assert 1e-4 < (frame[..., 0] > 2 * frame[..., 1].astype(int)).mean() < 0.1
+        envs.close()
+
+
+@pytest.mark.parametrize("renders", ["followed", "framed"])
+def test_the_camera_of_a_task_follows_the_robot_by_default_or_shows_all_that_it_reaches(opengl, renders):
+    code = f"from tests.vecenv.mujoco.test_rendering import {renders}; {renders}()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert done.returncode == 0, done.stderr
 
