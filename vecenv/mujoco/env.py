@@ -83,7 +83,10 @@ class MujocoVectorEnv(VectorEnv):
     """Whether the task reads `cfrc_ext`."""
 
     camera: ClassVar[dict[str, Any] | None] = None
-    """Default of `default_camera_config`. None: a custom task uses the model's "track" or one that shows the robot."""
+    """Default of `default_camera_config`: attributes of `mujoco.MjvCamera`, such as `{"distance": 2.0}`.
+
+    None: a custom task uses its model's camera "track" or one that shows the robot.
+    """
 
     contacts_listed_of: ClassVar[str | None] = None
     """The model file whose contacts may be listed; see `vecenv.mujoco.contacts`. Subclasses do not inherit it."""

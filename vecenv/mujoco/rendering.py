@@ -32,8 +32,8 @@ class BatchRenderer:
         follows: Whether the camera shows or follows the robot if no option sets a camera.
 
     Raises:
-        ValueError: If the render mode is unknown.
-        TypeError: If an option is unknown.
+        ValueError: If the render mode is unknown, or an option has an invalid value.
+        TypeError: If an option is unknown, or has a value of the wrong type.
     """
 
     def __init__(self, physics: Physics, render_mode: str | None, options: dict[str, Any], *, follows: bool):
@@ -42,6 +42,7 @@ class BatchRenderer:
         for name in options:
             if name not in OPTIONS:
                 raise TypeError(f"got an unexpected keyword argument '{name}'")
+        _check_options(physics.model, options)
         self._physics, self._mode, self._options = physics, render_mode, options
         cameras = ("default_camera_config", "camera_id", "camera_name")
         self._follows = follows and all(options.get(name) is None for name in cameras)
@@ -69,6 +70,8 @@ class BatchRenderer:
                 with _environment(MUJOCO_GL=backend):
                     return renderer.render(self._mode)
             except Exception as error:  # each OpenGL library raises its own exception types
+                if renderer.viewer is not None:  # the backend works
+                    raise
                 failures.append(f"{backend or 'the default'}: {type(error).__name__}: {error}")
         raise RenderingFailed(
             f"env {env} cannot be rendered, because no OpenGL backend works: "
@@ -100,6 +103,52 @@ class BatchRenderer:
         """Closes all renderers."""
         while self._renderers:
             self._renderers.popitem()[1][0].close()
+
+
+def _check_options(model: mujoco.MjModel, options: dict[str, Any]) -> None:
+    """Raises if Gymnasium's renderer would reject an option, or MuJoCo would end the process because of it."""
+    for size in ("width", "height", "max_geom"):
+        if not isinstance(value := options.get(size, 1), (int, np.integer)) or value < 1:
+            raise ValueError(f"{size}={value!r}: it must be a positive integer")
+    flags = mujoco.MjvOption().flags
+    for flag, value in (options.get("visual_options") or {}).items():
+        flags[flag] = value
+    cameras = [model.camera(i).name for i in range(model.ncam)]
+    name, number = options.get("camera_name"), options.get("camera_id")
+    if name is not None and name not in cameras:
+        raise ValueError(f"the model has no camera {name!r}: its cameras are {cameras}")
+    if number is not None and number not in range(-1, model.ncam):
+        raise ValueError(f"camera_id={number!r}: it must be from -1 to {model.ncam - 1}")
+    config = options.get("default_camera_config")
+    if config is not None:
+        _check_camera(model, config, cameras)
+
+
+def _check_camera(model: mujoco.MjModel, config: Any, cameras: list[str]) -> None:
+    """Raises if the attributes of a camera that replace MuJoCo's defaults are not valid for a model."""
+    where, camera = "default_camera_config (or the class attribute `camera`)", mujoco.MjvCamera()
+    if not isinstance(config, dict):
+        raise TypeError(
+            f"{where} is {config!r}, but must be a dict of attributes of mujoco.MjvCamera, such as "
+            f'{{"distance": 2.0, "lookat": [0, 0, 0.3]}}. To use a camera of the model, whose cameras are {cameras}, '
+            "pass camera_name"
+        )
+    attributes = [name for name in dir(camera) if not name.startswith("_")]
+    for key, value in config.items():
+        if key not in attributes:
+            raise ValueError(f"{where} has the unknown key {key!r}: use {', '.join(attributes)}")
+        try:
+            if isinstance(value, np.ndarray):
+                getattr(camera, key)[:] = value
+            else:
+                setattr(camera, key, value)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{where} has an invalid {key}: {value!r}") from None
+    tracks, is_fixed = (camera.type == getattr(mujoco.mjtCamera, f"mjCAMERA_{kind}") for kind in ("TRACKING", "FIXED"))
+    limits = {"type": range(4), "trackbodyid": range(tracks - 1, model.nbody)}
+    for key, valid in (limits | {"fixedcamid": range(is_fixed - 1, model.ncam)}).items():
+        if getattr(camera, key) not in valid:
+            raise ValueError(f"{where} has an invalid {key}: {getattr(camera, key)}, which is not in {valid}")
 
 
 def _default_camera(model: mujoco.MjModel, data: mujoco.MjData) -> dict[str, Any] | None:
