@@ -74,6 +74,15 @@ class Batch(mujoco.batch.Batch):  # type: ignore[misc]
         return self.varied[name]
 
 
+class Fields(SimpleNamespace):
+    """The fields of MjData that a task reads, and methods that return views of named objects."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in mujoco.batch.DATA_FIELDS:
+            raise AttributeError(f"to use data.{name}, list {name!r} in the task's class attribute `fields`")
+        raise AttributeError(f"data has no field or method {name!r}: it has {sorted(vars(self))}")
+
+
 class Physics:
     """N simulations of one model. Arguments that are not listed are those of `MujocoVectorEnv`.
 
@@ -112,7 +121,7 @@ class Physics:
         self.batch = Batch(self.model, num_sims, contacts_are_listed=list_contacts, nthread=threads, persistent=whole)
         self.varied = self.batch.varied
         arrays = {name: self.batch.bind(name) for name in ("qpos", "qvel", "ctrl", *fields)}
-        self.data = SimpleNamespace(**arrays, **{kind: getattr(self.batch, kind) for kind in _NAMED})
+        self.data = Fields(**arrays, **{kind: getattr(self.batch, kind) for kind in _NAMED})
         self._one = mujoco.MjData(self.model)
         self._contacts = mujoco.batch.Batch.bind(self.batch, "ncon")  # not `Batch.bind`: the task does not read it
         self._pushes = self.batch.bind("xfrc_applied")

@@ -794,6 +794,10 @@ def test_the_errors_for_a_missing_name_list_the_names():
         Robot(keyframe="low")
     with pytest.raises(KeyError, match=r"Invalid name 'gyros'. Valid names: .*'gyro'"):
         Robot().data.sensor("gyros")
+    with pytest.raises(AttributeError, match=r"to use data\.mocap_pos, list 'mocap_pos' in .* `fields`"):
+        Robot().data.mocap_pos  # noqa: B018
+    with pytest.raises(AttributeError, match=r"data has no field or method 'qposs': it has \['actuator', .*'qpos'"):
+        Robot().data.qposs  # noqa: B018
     with pytest.raises(ValueError, match="must return arrays nested like"):
         envs = Robot()
         envs.reset(seed=0)
