@@ -318,6 +318,7 @@ class MujocoVectorEnv(VectorEnv):
                 self.data.ctrl[rows] = part if ids is None else part[rows]
                 refreshes = self.current and number == len(parts) and not self.with_contact_forces
                 self.physics.step(self.frame_skip // len(parts), ids, refreshes=refreshes)
+            self._checks.stepped()
             self._episodes.count_step(ids)
         if self.with_contact_forces:
             self.physics.write_contact_forces(np.flatnonzero(stepped), self.cfrc_ext)

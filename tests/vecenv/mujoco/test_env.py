@@ -707,6 +707,35 @@ def test_an_invalid_number_that_a_hook_writes_to_a_simulation_is_an_error_that_n
     assert [note.split(" during ")[0] for note in caught.value.__notes__] == ["raised by env 1"]
 
 
+class Ball(MujocoVectorEnv):
+    saved = ()
+
+    def __init__(self, options=""):
+        model = f"<mujoco>{options}<worldbody><body><freejoint/><geom size='1'/></body></worldbody></mujoco>"
+        super().__init__(3, xml_file=mujoco.MjSpec.from_string(model), frame_skip=2)
+
+    def observe(self):
+        return self.data.qpos
+
+    def outcome(self, before, actions):
+        return np.zeros(3), np.zeros(3, bool), {}
+
+
+def test_a_simulation_that_mujoco_resets_during_a_step_is_an_error_unless_the_model_or_gymnasium_permits_it():
+    envs = Ball()
+    for field, value in (("qvel", 1e11), ("qpos", -1e11), ("qvel", 1e11)):
+        envs.reset(seed=0)
+        getattr(envs.data, field)[1, 2] = value
+        with pytest.raises(ValueError, match=rf"reset the simulation of env 1 of this Ball .* {field.upper()} .* 2\."):
+            envs.step_rows([1, 2], np.zeros((2, 0)))
+        envs.reset(seed=0)
+        envs.step(np.zeros((3, 0)))
+    for permitted in (Ball("<option><flag autoreset='disable'/></option>"), Hopper(3)):
+        permitted.reset(seed=0)
+        permitted.data.qvel[1, 2] = 1e11
+        permitted.step(np.zeros((3, permitted.model.nu)))
+
+
 def test_invalid_actions_and_states_are_errors_that_name_the_env():
     envs = Robot()
     envs.reset(seed=0)
