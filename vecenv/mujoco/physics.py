@@ -73,6 +73,20 @@ class Batch(mujoco.batch.Batch):  # type: ignore[misc]
         self.varied[name] = super().expand(name)
         return self.varied[name]
 
+    def ray(self, pnt: Any, vec: Any, *args: Any, **kwargs: Any) -> tuple[np.ndarray, ...]:
+        """Returns the distances and the geom ids of rays, `[N, R]`, or -1 for a miss, as `mujoco.batch.Batch.ray`.
+
+        Origins and directions are `[N, R, 3]`, `[N, 1, 3]`, `[1, R, 3]` or `[3]`. `[K, 3]`, which MuJoCo takes for K
+        rays that are the same in all simulations, is an error, because it may be meant as one ray of each simulation.
+        """
+        for what, values in (("origins", pnt), ("directions", vec)):
+            if np.ndim(values) == 2 and len(values) > 1:
+                raise ValueError(
+                    f"the {what} of rays have shape {np.shape(values)}, but need [N, R, 3]: pass {what}[:, None] for "
+                    f"one ray in each simulation, or {what}[None] for the same rays in all simulations"
+                )
+        return super().ray(pnt, vec, *args, **kwargs)
+
 
 class Fields(SimpleNamespace):
     """The fields of MjData that a task reads, and methods that return views of named objects."""

@@ -559,6 +559,19 @@ def test_rays_measure_distances_and_do_not_change_the_simulations(whole):
         assert_same(*(each.step(np.full((3, 2), 0.4)) for each in (envs, others)))
 
 
+def test_rays_that_may_be_those_of_each_simulation_or_of_all_are_an_error():
+    envs = Robot()
+    envs.reset(seed=0)
+    ray, down = envs.physics.batch.ray, [0, 0, -1.0]
+    origins = envs.data.qpos[:, :3] - [0, 0, 0.1]
+    with pytest.raises(ValueError, match=r"origins of rays have shape \(3, 3\).*origins\[:, None\].*origins\[None\]"):
+        ray(origins, down)
+    with pytest.raises(ValueError, match=r"directions of rays have shape \(2, 3\)"):
+        ray(origins[:, None], [down, down])
+    assert ray(origins[:, None], down)[0].shape == (3, 1)
+    assert ray(origins[None], down)[0].shape == (3, 3) and ray(origins[0], down)[0].shape == (3, 1)
+
+
 def test_a_named_view_writes_the_model_of_each_env():
     envs = Robot()
     envs.data.body("trunk").mass = np.array([[1.0], [2.0], [3.0]])
