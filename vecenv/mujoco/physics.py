@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 import mujoco
 import numpy as np
+from gymnasium import logger
 from gymnasium.envs.mujoco.mujoco_env import expand_model_path
 
 from vecenv.mujoco.contacts import CONTACT_FIELDS, with_listed_contacts
@@ -209,10 +210,24 @@ def _built(source: Model, list_contacts: bool) -> mujoco.MjModel:
         return copy.copy(source)
     if isinstance(source, mujoco.MjSpec):
         return source.copy().compile()
-    path = os.path.abspath(source) if isinstance(source, os.PathLike) else expand_model_path(source)
+    path = os.path.abspath(source) if isinstance(source, os.PathLike) else _path_of(source)
     if list_contacts:
         return with_listed_contacts(mujoco.MjSpec.from_file(path))
     return mujoco.MjModel.from_xml_path(path)
+
+
+def _path_of(name: str) -> str:
+    """Returns the path of a model as Gymnasium does: a name without a folder is that of one of Gymnasium's models."""
+    own = f"./{name}" if name[:1] not in (".", "/", "~") else None
+    try:
+        path = expand_model_path(name)
+    except OSError:
+        if own is None:
+            raise
+        raise OSError(f"Gymnasium has no model {name!r}. For a file in the current folder, pass {own!r}") from None
+    if own is not None and os.path.exists(own):
+        logger.warn(f"xml_file={name!r} is Gymnasium's model. For the file in the current folder, pass {own!r}.")
+    return path
 
 
 def _refuse_callbacks() -> None:

@@ -612,6 +612,22 @@ def test_a_model_is_copied_and_episodes_begin_at_a_keyframe(kind, tmp_path):
     assert (envs.data.qpos[:, 2] == 0.5).tolist() == [False, True, False]
 
 
+def test_a_name_of_a_model_without_a_folder_that_may_mean_a_file_in_the_current_folder_is_not_silent(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    for name in ("robot.xml", "hopper.xml"):
+        (tmp_path / name).write_text(ROBOT)
+    with pytest.raises(OSError, match=r"Gymnasium has no model 'robot\.xml'\. For a file .* pass './robot\.xml'"):
+        Robot(xml_file="robot.xml")
+    with pytest.raises(OSError, match=r"\./nope\.xml does not exist"):
+        Robot(xml_file="./nope.xml")
+    with pytest.warns(UserWarning, match=r"'hopper\.xml' is Gymnasium's model.* pass './hopper\.xml'"):
+        assert Hopper(1, xml_file="hopper.xml").model.nq == 6
+    with warnings.catch_warnings(action="error"):
+        assert Robot(xml_file="./robot.xml").model.nq == 8
+
+
 def test_reward_terms_are_added_up_and_summed_over_the_episode():
     envs = Robot(4)
     envs.reset(seed=0)
