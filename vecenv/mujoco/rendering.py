@@ -144,11 +144,11 @@ def _check_camera(model: mujoco.MjModel, config: Any, cameras: list[str]) -> Non
                 setattr(camera, key, value)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{where} has an invalid {key}: {value!r}") from None
-    tracks, is_fixed = (camera.type == getattr(mujoco.mjtCamera, f"mjCAMERA_{kind}") for kind in ("TRACKING", "FIXED"))
-    limits = {"type": range(4), "trackbodyid": range(tracks - 1, model.nbody)}
-    for key, valid in (limits | {"fixedcamid": range(is_fixed - 1, model.ncam)}).items():
-        if getattr(camera, key) not in valid:
-            raise ValueError(f"{where} has an invalid {key}: {getattr(camera, key)}, which is not in {valid}")
+    of_type = {mujoco.mjtCamera.mjCAMERA_TRACKING: ("trackbodyid", model.nbody)}
+    of_type[mujoco.mjtCamera.mjCAMERA_FIXED] = ("fixedcamid", model.ncam)
+    for kind, (key, count) in of_type.items():
+        if camera.type == kind and getattr(camera, key) not in range(count):
+            raise ValueError(f"{where} has an invalid {key}: {getattr(camera, key)}, which is not in {range(count)}")
 
 
 def _default_camera(model: mujoco.MjModel, data: mujoco.MjData) -> dict[str, Any] | None:

@@ -192,7 +192,7 @@ TRACKED = '<mujoco><worldbody><body><freejoint/><geom size="1"/><camera name="tr
         ({"default_camera_config": {"dist": 2}}, r"`camera`\) has the unknown key 'dist': use azimuth, distance"),
         ({"default_camera_config": {"distance": "far"}}, "invalid distance: 'far'"),
         ({"default_camera_config": {"lookat": np.zeros(2)}}, "invalid lookat: array"),
-        ({"default_camera_config": {"trackbodyid": 9}}, r"invalid trackbodyid: 9, which is not in range\(-1, 2\)"),
+        ({"default_camera_config": {"type": 1, "trackbodyid": 9}}, r"trackbodyid: 9, which is not in range\(0, 2\)"),
         ({"default_camera_config": {"type": mujoco.mjtCamera.mjCAMERA_TRACKING}}, "invalid trackbodyid: -1"),
         ({"camera_name": "top"}, r"the model has no camera 'top': its cameras are \['track'\]"),
         ({"camera_id": 1}, "camera_id=1: it must be from -1 to 0"),
