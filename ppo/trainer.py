@@ -44,7 +44,8 @@ def run_training(
         origin: The run from which a new run takes its initial networks and normalizers.
         on_ray: The collectors on Ray that step the envs. None: this process and its workers step them.
     """
-    status, stop, warn = Status("building the environments"), Stop(), callback.on_warning
+    stop, warn = Stop(), callback.on_warning
+    status = Status("building the environments", stop)
     callback.attach(config, run.path)
     callback.on_status(status)
     if resume:
@@ -67,7 +68,7 @@ class Trainer:
         collector: Steps the envs.
         evaluated: What evaluations use; see `ppo.train`.
         status: Says what the run is doing.
-        stop: Ends the run after the current update if it is set.
+        stop: Ends the run after the current update if it is set, or at once before the first update.
 
     Attributes:
         teams: The policies with their learners: one if the envs have one agent.
@@ -94,6 +95,7 @@ class Trainer:
             run, self.progress, collector, callback, modules, status=self._status,
             actions=lambda: recorded_actions(self.teams.actors, self._observed),
         )  # fmt: skip
+        self._stop.kept = self.saver.kept
         if resume:
             self.saver.resume(config)
         self._evaluator = Evaluator(run, self.saver, config, evaluated, self._status)

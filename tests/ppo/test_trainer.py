@@ -419,6 +419,13 @@ def test_a_signal_cuts_an_evaluation_short_and_the_resumed_run_makes_up_for_it(t
     assert reports(resumed.path, times=False) == reports(whole.path, times=False)  # nothing was reported twice
 
 
+def test_a_signal_before_the_first_update_ends_a_run_and_leaves_no_folder(tmp_path):
+    config, runs = dataclasses.replace(CONFIG, num_workers=0), tmp_path / "runs"
+    with pytest.raises(KeyboardInterrupt):
+        ppo.train(config, functools.partial(Terminates, lambda: True, 3), logdir=runs, progress=False)
+    assert not list(runs.iterdir())
+
+
 def test_a_worker_that_dies_after_a_callback_has_stopped_a_run_is_an_error(tmp_path):
     class Stops(Callback):
         def on_update(self, report):
