@@ -240,6 +240,14 @@ class Saver:
         values = {**self._progress.to_json(), "env_steps": steps, **values}
         self._checkpoints.save(steps, values, actions=self._actions(), best=True)
 
+    def kept(self) -> str | None:
+        """Returns a sentence: what of the run is saved. Returns None if it has learned nothing that could be saved."""
+        if self._progress.updates == 0:
+            return None
+        if self.newest is None:
+            return "nothing is saved yet"
+        return f"everything up to env-step {self.newest.env_steps:,} is saved in {self._run.path}, which can be resumed"
+
     @contextmanager
     def rescuing(self, stop: Stop) -> Iterator[None]:
         """Saves the last finished update if the block raises, and adds a note to the error that says where it is.

@@ -336,9 +336,10 @@ def test_no_step_that_is_trained_on_leads_from_a_cut_episode_into_the_episode_of
     config = dataclasses.replace(CONFIG, num_envs=4, num_workers=2, on_worker_death="restart")
     flag = tmp_path / "flag"
     with trainer_of(tmp_path, config, [functools.partial(KillsOnce, flag, index) for index in range(4)]) as trainer:
-        iterate(trainer)
+        assert iterate(trainer)["worker_restarts"] == 0
         flag.touch()
-        iterate(trainer)
+        metrics = iterate(trainer)
+        assert metrics["worker_restarts"] == 1
         rollout = trainer.collector.envs.last_rollout()
         ended, restarted = rollout.terminated | rollout.truncated, rollout.episode_lengths < 5
         now, after = rollout.observations[:-1], rollout.observations[1:]
@@ -347,7 +348,9 @@ def test_no_step_that_is_trained_on_leads_from_a_cut_episode_into_the_episode_of
         assert cut.any(axis=0).sum() == 2 and rollout.truncated[cut].all()  # one worker died
         np.testing.assert_array_equal(rollout.final_observations[cut], now[cut])
         np.testing.assert_array_equal(rollout.rewards[cut], [0, 0])
-        assert np.isfinite(iterate(trainer)["value_loss"])
+        trainer.report(metrics, last=True)
+        metrics = iterate(trainer)
+        assert np.isfinite(metrics["value_loss"]) and metrics["worker_restarts"] == 0  # since the report
     with pytest.raises(ppo.ConfigError, match="on_worker_death='restart' needs worker processes"):
         dataclasses.replace(config, num_workers=0)
 
@@ -417,6 +420,13 @@ def test_a_signal_cuts_an_evaluation_short_and_the_resumed_run_makes_up_for_it(t
     assert resumed.evaluation.to_json() == whole.evaluation.to_json()
     assert ppo.resume(whole.path, envs=envs, **how).evaluation.to_json() == whole.evaluation.to_json()
     assert reports(resumed.path, times=False) == reports(whole.path, times=False)  # nothing was reported twice
+
+
+def test_a_signal_before_the_first_update_ends_a_run_and_leaves_no_folder(tmp_path):
+    config, runs = dataclasses.replace(CONFIG, num_workers=0), tmp_path / "runs"
+    with pytest.raises(KeyboardInterrupt):
+        ppo.train(config, functools.partial(Terminates, lambda: True, 3), logdir=runs, progress=False)
+    assert not list(runs.iterdir())
 
 
 def test_a_worker_that_dies_after_a_callback_has_stopped_a_run_is_an_error(tmp_path):
