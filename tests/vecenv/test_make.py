@@ -240,6 +240,27 @@ def test_a_wrong_id_raises_gymnasiums_error():
         gym.make_vec("vecenv/CartPolle-v1", num_envs=2)
 
 
+@pytest.mark.parametrize(("name", "advice"), [("Lamp", "Did you mean 'Lamb'?"), ("Lamb-v1", "doesn't exist")])
+def test_a_wrong_name_in_a_module_that_only_workers_import_gives_a_message_without_their_traceback(
+    name, advice, tmp_path
+):
+    (tmp_path / "animals.py").write_text(
+        "from tests.helpers import CountingEnv\n\nclass Lamb(CountingEnv):\n    pass\n"
+    )
+    script = f"""
+import sys
+sys.path.append({str(tmp_path)!r})
+import gymnasium, vecenv
+try:
+    vecenv.make("animals:{name}", num_envs=2, num_workers=1)
+except gymnasium.error.UnregisteredEnv as error:
+    assert isinstance(error, vecenv.EnvError)
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert advice in done.stdout and len(done.stdout.splitlines()) == 1 and not done.stderr, done
+
+
 LOUD = """
 import os, sys, warnings
 import gymnasium as gym
