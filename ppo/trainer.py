@@ -114,7 +114,7 @@ class Trainer:
                 metrics = self.learn(self.collect())
                 # Order: a checkpoint precedes the report and the evaluation, which may take long. It holds the metrics,
                 # which a resumed run reports if this process does not get that far.
-                if progress.due(config.checkpoint_interval, config.eval_interval):
+                if progress.due(config.checkpoint_interval, config.eval_interval) or self.saver.overdue:
                     self.saver.save(periodic=not progress.finished)
                 self.report(metrics)
                 callback.on_update(metrics)

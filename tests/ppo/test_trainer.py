@@ -210,6 +210,22 @@ def test_the_kl_of_updates_stays_near_its_limit(tmp_path):
     assert free.mean() > 6e-3 and limited.mean() < 4e-3, (free, limited)
 
 
+@pytest.mark.parametrize("overdue_s", [0.0, 600.0])
+def test_checkpoints_are_not_long_ago_however_slowly_a_run_takes_env_steps(tmp_path, monkeypatch, overdue_s):
+    monkeypatch.setattr("ppo.run.resume.OVERDUE_S", overdue_s)
+    saved = []
+
+    class Listening(Callback):
+        def on_checkpoint(self, env_steps, path):
+            saved.append(env_steps)
+
+    config = dataclasses.replace(
+        CONFIG, env="CartPole-v1", num_workers=0, total_steps=96, checkpoint_interval=10**6, eval_episodes=1
+    )
+    ppo.train(config, logdir=tmp_path, callbacks=Listening())
+    assert saved == ([32, 64, 96] if overdue_s == 0 else [96])
+
+
 def test_the_scale_of_bounded_actions_does_not_matter(tmp_path):
     returns = []
     for low, high in ((-2, 2), (-1000, 1000), (0, 0.01)):

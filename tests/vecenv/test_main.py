@@ -25,7 +25,7 @@ def test_the_report_runs_as_a_module():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["tests.helpers:CountingEnw"], "has no class or function CountingEnw either. Did you mean 'CountingEnv'?"),
+        (["tests.helpers:CountingEnw"], "has no class or function CountingEnw either. Did you mean 'CountingEnv'"),
         (["no_such_module:Env"], "the module 'no_such_module' cannot be imported"),
         (["CartPole-v1", "--env-kwargs", "size=4"], "'size=4' is not a JSON object such as '{\"key\": 1}'"),
         (["CartPole-v1", "--env-kwargs", "[4]"], "'[4]' is not a JSON object"),
