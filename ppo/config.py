@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import textwrap
 import types
@@ -42,7 +43,9 @@ class Range:
         return f"above {self.least:g}" if self.above else f"{self.least:g} or more"
 
 
-_OF_MAKE = {"backend", "num_envs", "num_workers", "vector_kwargs", "wrappers"}  # arguments of vecenv.make
+# Arguments of `vecenv.make` and of its vector envs, which no env receives.
+_OF_MAKE = {"backend", "num_envs", "num_workers", "vector_kwargs", "wrappers"}
+_OF_MAKE |= set(inspect.signature(vecenv.AsyncVectorEnv).parameters)
 
 _PETTINGZOO = "pettingzoo:"
 """Prefix of the name of an environment with several agents."""

@@ -34,6 +34,7 @@ from ppo.presets import PRESETS
         ({"env_kwargs": {"a": {1, 2}}}, "env_kwargs: JSON cannot represent the value of 'a'"),
         ({"env_kwargs": {1: 2}}, "env_kwargs: the key 1 is not a string"),
         ({"env_kwargs": {"num_envs": 2, "backend": 1}}, "sets backend, num_envs, which the environment would not"),
+        ({"env_kwargs": {"autoreset_mode": "SameStep"}}, "sets autoreset_mode, which the environment would not"),
         ({"eval_env_kwargs": {"wrappers": []}}, "eval_env_kwargs=.* sets wrappers, which the environment would not"),
         ({"env_kwargs": "a=1"}, "env_kwargs='a=1' is of the wrong type"),
         ({"wrappers": ("module:",)}, "wrappers: 'module:' names no wrapper"),
