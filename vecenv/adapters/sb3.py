@@ -101,10 +101,11 @@ class VecEnvAdapter(VecEnv):
         observations, rewards, terminated, truncated, batched = result
         infos = split_infos(batched, self.num_envs)
         dones = terminated | truncated
+        reset_infos = self.reset_infos = [*self.reset_infos]  # a new list, as in SB3, because the caller may keep it
         for i in np.flatnonzero(dones):
             # `final_info` is the info of the last step. The remaining keys come from the reset.
             final_info, final = infos[i].pop("final_info", {}), infos[i].pop("final_obs")
-            self.reset_infos[i], infos[i] = infos[i], {**final_info, "terminal_observation": final}
+            reset_infos[i], infos[i] = infos[i], {**final_info, "terminal_observation": final}
         for info, cut in zip(infos, (truncated & ~terminated).tolist(), strict=True):
             info["TimeLimit.truncated"] = cut
         return observations, rewards, dones, infos

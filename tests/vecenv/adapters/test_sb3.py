@@ -54,6 +54,16 @@ def test_truncated_and_terminal_observation_describe_the_episode_that_ended():
     assert "terminal_observation" not in infos[0] and venv.reset_infos[1] == {"started": 1}
 
 
+def test_reset_infos_that_the_caller_keeps_never_change():
+    venv = SubprocVecEnv(counting_fns(2))
+    venv.reset()
+    kept = venv.reset_infos
+    for _ in range(4):  # both envs reset
+        venv.step(np.zeros(2, np.int64))
+    venv.close()
+    assert list(kept) == [{"started": 0}] * 2 and list(venv.reset_infos) == [{"started": 1}] * 2
+
+
 class ReusingEnv(CountingEnv):
     """Returns the same info in each step, with new values."""
 
