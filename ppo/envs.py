@@ -43,6 +43,9 @@ def vector_options(config: Config) -> dict[str, Any]:
 
     The engine clips actions: the learner needs the sampled action, and the env needs an action within its bounds.
     """
+    from ppo.runtime.startup import load_tensorflow
+
+    load_tensorflow()  # with training's settings and without its log, before `vecenv.ingraph` imports it
     from vecenv.ingraph import slots_for
 
     return {**evaluation_options(config), "num_slots": slots_for(config.num_steps, 2)}
