@@ -143,7 +143,7 @@ def resume(
     """Continues a run from its newest checkpoint, in the same folder, as `ppo train --resume` does.
 
     Args:
-        run: The run folder.
+        run: The run folder, or its name in "runs".
         total_steps: New total of env-steps, including those already taken. None: unchanged.
         envs: The envs, if the run was trained on envs passed to `ppo.train`.
         eval_envs: As for `train`, which also lists the result and other errors.

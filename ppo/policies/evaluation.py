@@ -354,7 +354,7 @@ def evaluate_run(
     """Evaluates the policy of a run.
 
     Args:
-        run: A run folder that `ppo.train` made.
+        run: As for `load_policy`.
         episodes: Number of episodes.
         checkpoint: As for `load_policy`.
         seed: Seed of the envs; None for a fresh one. The run's own seed repeats the episodes of its final evaluation.

@@ -239,7 +239,7 @@ def load_policy(
     The env does not need to be installed. Nothing is unpickled.
 
     Args:
-        run: The run folder.
+        run: The run folder, or its name in "runs".
         checkpoint: "latest"; "best" for the checkpoint with the highest mean return of an evaluation; or the number of
             env-steps of a checkpoint that is kept.
         group: The group of agents whose policy to load; None if the run has one policy.

@@ -208,7 +208,7 @@ def export(
     property `policy` of an ONNX model.
 
     Args:
-        run: A run folder that `ppo.train` made.
+        run: As for `load_policy`.
         folder: Folder for the export, created if necessary. An earlier export of the run and format is replaced.
         format: "savedmodel", a folder for TensorFlow; "tflite", a file for LiteRT; or "onnx", a file for ONNX Runtime.
         checkpoint: As for `load_policy`.

@@ -117,7 +117,7 @@ def record_run(
     """Records episodes of the policy of a run.
 
     Args:
-        run: A run folder that `ppo.train` made.
+        run: As for `load_policy`.
         folder: Folder for the files; created if it does not exist.
         episodes: Number of episodes, with one file per episode. An endless one is cut off, and is the last.
         checkpoint: As for `ppo.evaluate_run`.

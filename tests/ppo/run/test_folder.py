@@ -145,6 +145,13 @@ def test_a_module_that_only_the_run_names_is_not_imported(place, reader, setting
     assert not (place / "mark").exists() and "mine" not in sys.modules
 
 
+@pytest.mark.parametrize("reader", READERS)
+def test_every_command_and_function_finds_a_run_by_its_name_in_the_folder_runs(place, reader):
+    names(place / "runs" / "strange", network="mine:network")
+    with pytest.raises(RunError, match=r"runs/strange names network='mine:network'"):
+        READERS[reader](Path("strange"), False)
+
+
 def test_a_module_that_is_already_imported_needs_trust_too(place):
     """A run may name any of its functions, with arguments."""
     call = {"env": "subprocess:run", "env_kwargs": {"args": ["touch", str(place / "mark")]}}
