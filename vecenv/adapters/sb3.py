@@ -45,14 +45,17 @@ class VecEnvAdapter(VecEnv):
         envs: A vector env with SAME_STEP autoreset. `close` closes it, too.
 
     Raises:
+        TypeError: If it is not a vector env of vecenv.
         ValueError: If the vector env has another autoreset mode.
     """
 
     def __init__(self, envs: PooledVectorEnv):
+        build = "build it with vecenv.make(ENV, NUM_ENVS, vector_kwargs={'autoreset_mode': 'SameStep'})"
+        if not isinstance(getattr(envs, "unwrapped", None), PooledVectorEnv):
+            raise TypeError(f"VecEnvAdapter adapts vector envs of vecenv, but got {envs!r}: {build}")
         if envs.autoreset_mode != AutoresetMode.SAME_STEP:
             raise ValueError(
-                f"the vector env's autoreset_mode is {envs.autoreset_mode}, but SB3 needs SAME_STEP: build it with "
-                "autoreset_mode='SameStep'"
+                f"the vector env's autoreset_mode is {envs.autoreset_mode}, but SB3 needs SAME_STEP: {build}"
             )
         self.envs = envs
         self._batched = isinstance(envs.env_fns, Batched)  # whether there are no single envs
