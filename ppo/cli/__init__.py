@@ -41,7 +41,7 @@ class RunArguments:
     """A run, and whether to trust it."""
 
     run: Annotated[Path, tyro.conf.Positional]
-    """The run folder."""
+    """The run folder, or its name in "runs"."""
 
     checkpoint: str = "latest"
     """"latest"; "best": the one with the highest evaluation mean return; or the env-steps of a stored checkpoint."""

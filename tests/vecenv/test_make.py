@@ -47,6 +47,13 @@ def test_backend_python_gives_ordinary_envs():
         assert envs.apply(lambda env: type(env.unwrapped).__name__) == ["HopperEnv"] * 2
 
 
+@pytest.mark.parametrize("env_id", ["HalfCheetah-v5", "CartPole-v1", "tests.registered:Strange-v0"])
+def test_an_argument_of_the_vector_env_among_those_of_the_env_is_an_error_that_says_where_to_pass_it(env_id, logged):
+    with pytest.raises(TypeError, match=r"vector_kwargs={'autoreset_mode': 'SameStep', 'copy': False}"):
+        vecenv.make(env_id, num_envs=2, autoreset_mode="SameStep", max_episode_steps=9, copy=False)
+    assert logged() == []
+
+
 @pytest.mark.parametrize("num_workers", [None, 1])
 def test_unknown_arguments_get_gymnasiums_error(num_workers, logged):
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'gravity' was raised from the environment"):
