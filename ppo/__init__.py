@@ -100,17 +100,23 @@ def train(
         progress: Whether to show progress on stdout, as the command does.
 
     Raises:
+        TypeError: If `config` is not a `Config`, or a callback is not a `Callback`.
         ConfigError, vecenv.UnsupportedSpace: If the settings or the envs are invalid, or do not match `init_from`.
         RunError: If the run folder cannot be written, `init_from` cannot be read, or a module that `config` names is in
             `logdir`.
         vecenv.EnvError, vecenv.WorkerDied: If an env raised or a worker died.
         TrainingDiverged, NothingAllowed: If an observation, reward, loss or action mask is unusable.
     """
+    from ppo.callbacks import checked
+    from ppo.config import Config
     from ppo.envs import naming
     from ppo.run.folder import Run
     from ppo.run.modules import check_places, modules_of
     from ppo.runtime.startup import load_tensorflow
 
+    if not isinstance(config, Config):
+        raise TypeError(f"config={config!r} is not a ppo.Config: write, for example, ppo.Config(env='CartPole-v1')")
+    callbacks = checked(callbacks)
     config = naming(config, envs, name)
     check_places(modules_of(config, env=envs is None), Path(logdir))  # no command could load the run
     load_tensorflow()
@@ -143,7 +149,7 @@ def resume(
     """Continues a run from its newest checkpoint, in the same folder, as `ppo train --resume` does.
 
     Args:
-        run: The run folder.
+        run: The run folder, or its name in "runs".
         total_steps: New total of env-steps, including those already taken. None: unchanged.
         envs: The envs, if the run was trained on envs passed to `ppo.train`.
         eval_envs: As for `train`, which also lists the result and other errors.
@@ -164,10 +170,12 @@ def resume(
     """
     from dataclasses import replace
 
+    from ppo.callbacks import checked
     from ppo.run.folder import Run
     from ppo.run.modules import config_to_load
     from ppo.runtime.startup import load_tensorflow
 
+    callbacks = checked(callbacks)
     run = Run.open(run, trust_modules=trust_modules)
     if total_steps is not None:
         settings["total_steps"] = total_steps
@@ -182,7 +190,7 @@ def _train(
     run: Run,
     envs: EnvSource,
     eval_envs: EnvSource,
-    callbacks: Callback | Iterable[Callback],
+    callbacks: Iterable[Callback],
     progress: bool,
     collectors: int | None,
     cluster: str | None,
@@ -191,7 +199,7 @@ def _train(
     resume: bool = False,
 ) -> Result:
     """Trains in a run folder, shows progress, and calls `on_end` of all callbacks."""
-    from ppo.callbacks import Callback, Callbacks
+    from ppo.callbacks import Callbacks
     from ppo.collectors import OnRay
     from ppo.config import ConfigError
     from ppo.run.display import display_for
@@ -201,8 +209,7 @@ def _train(
         raise ConfigError("a cluster needs collectors: set their number (--collectors), or omit the cluster")
     on_ray = None if collectors is None else OnRay(collectors, cluster)
     with display_for(progress) as display:
-        given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
-        callback = Callbacks([display, *given])
+        callback = Callbacks([display, *callbacks])
         try:
             result = run_training(
                 config, run, callback, envs=envs, eval_envs=eval_envs, resume=resume, origin=origin, on_ray=on_ray

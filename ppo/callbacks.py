@@ -98,6 +98,18 @@ class Callback:
         """
 
 
+def checked(callbacks: Callback | Iterable[Callback]) -> list[Callback]:
+    """Returns the callbacks as a list. Raises TypeError if one is not a `Callback`, such as a function or a class."""
+    given = [callbacks] if isinstance(callbacks, Callback) or not isinstance(callbacks, Iterable) else list(callbacks)
+    for one in given:
+        if not isinstance(one, Callback):
+            raise TypeError(
+                f"callbacks has {one!r}, which is not a ppo.Callback: derive a class from ppo.Callback, override "
+                "on_update, and pass an instance, or omit callbacks"
+            )
+    return given
+
+
 class Callbacks(Callback):
     """Calls several callbacks in order. Records `StopTraining` in `interrupted`; other exceptions propagate at once.
 

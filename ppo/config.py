@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+import functools
+import inspect
 import math
 import textwrap
 import types
@@ -42,7 +45,9 @@ class Range:
         return f"above {self.least:g}" if self.above else f"{self.least:g} or more"
 
 
-_OF_MAKE = {"backend", "num_envs", "num_workers", "vector_kwargs", "wrappers"}  # arguments of vecenv.make
+# Arguments of `vecenv.make` and of its vector envs, which no env receives.
+_OF_MAKE = {"backend", "num_envs", "num_workers", "vector_kwargs", "wrappers"}
+_OF_MAKE |= set(inspect.signature(vecenv.AsyncVectorEnv).parameters)
 
 _PETTINGZOO = "pettingzoo:"
 """Prefix of the name of an environment with several agents."""
@@ -106,7 +111,7 @@ class Config:
     report_interval: Annotated[int, Setting("run", AT_LEAST_1, resumable=True, help=
         "Env-steps between reports.")] = 10_000
     checkpoint_interval: Annotated[int, Setting("run", AT_LEAST_1, resumable=True, help=
-        "Env-steps between checkpoints.")] = 200_000
+        "Env-steps between checkpoints. If they take longer than ten minutes, there are more.")] = 200_000
     eval_interval: Annotated[int | None, Setting("run", AT_LEAST_1, resumable=True, help=
         "Env-steps between evaluations. A checkpoint precedes each. None: one at the end.")] = None
     info_metrics: Annotated[tuple[str, ...], Setting("run", resumable=True, help=
@@ -411,7 +416,34 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
         if option in (bool, int, str) and type(value) is option:  # isinstance would accept a bool as an int
             return value
     wanted = " or ".join(getattr(option, "__name__", str(option)) for option in options)
-    raise ConfigError(f"{name}={value!r} is of the wrong type: it must be {wanted}")
+    raise ConfigError(f"{name}={value!r} is of the wrong type: it must be {wanted}{_instead_of(value, options)}")
+
+
+def _instead_of(value: Any, options: tuple[Any, ...]) -> str:
+    """Returns what to write instead of a function or a class, which has no form in JSON."""
+    if not callable(value):
+        return ""
+    if float in options:
+        return ". Only the learning rate and entropy_coef have a schedule, lr_schedule"
+    module, name = getattr(value, "__module__", ""), getattr(value, "__qualname__", "<unnamed>")
+    named = name if module.startswith("gymnasium.wrappers") else f"{module}:{name}"
+    return f". Write its name, '{named if '<' not in name else 'module:name'}'" if str in options else ""
+
+
+_construct = Config.__init__
+
+
+@functools.wraps(_construct)
+def _init(self: Config, *args: Any, **settings: Any) -> None:
+    """Names the nearest setting if one is unknown, such as another library's name."""
+    for unknown in settings.keys() - SETTINGS.keys():
+        near = difflib.get_close_matches(unknown, SETTINGS, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise TypeError(f"Config has no setting {unknown!r}.{hint} `ppo train --help` lists all settings.")
+    _construct(self, *args, **settings)
+
+
+Config.__init__ = _init  # type: ignore[method-assign]
 
 
 def _nearest_divisor(number: int, wanted: int) -> int:

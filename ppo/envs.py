@@ -43,6 +43,9 @@ def vector_options(config: Config) -> dict[str, Any]:
 
     The engine clips actions: the learner needs the sampled action, and the env needs an action within its bounds.
     """
+    from ppo.runtime.startup import load_tensorflow
+
+    load_tensorflow()  # with training's settings and without its log, before `vecenv.ingraph` imports it
     from vecenv.ingraph import slots_for
 
     return {**evaluation_options(config), "num_slots": slots_for(config.num_steps, 2)}
@@ -79,10 +82,22 @@ def naming(config: Config, source: EnvSource, name: str | None = None) -> Config
 
     `env` is then the name of the run, of the function that makes the envs, or "given". With several agents, it is kept.
     """
+    check_source(source)
     if source is None or config.is_multi_agent or (":" not in config.env and config.env not in gym.registry):
         return config
     function = getattr(source[0] if isinstance(source, Sequence) and source else source, "__name__", "")
     return dataclasses.replace(config, env=name or (function if function.isidentifier() else "given"))
+
+
+def check_source(source: Any) -> None:
+    """Raises ConfigError unless a value has one of the forms of `EnvSource`."""
+    if isinstance(source, str):
+        raise ConfigError(f"envs={source!r} is a string: name the env in the settings, as Config(env={source!r})")
+    if not (source is None or callable(source) or isinstance(source, Sequence | gym.vector.VectorEnv)):
+        raise ConfigError(
+            f"envs={source!r} is neither a function that makes an env, nor a list of such functions, nor a vector env "
+            'of vecenv: write, for example, envs=lambda: gym.make("CartPole-v1")'
+        )
 
 
 def training_envs(
@@ -318,6 +333,7 @@ def _envs(
 
 def functions_of(config: Config, source: EnvFn | Sequence[EnvFn] | None, num_envs: int) -> list[EnvFn]:
     """Returns functions that make `num_envs` single envs, wrapped as the settings say. A list is repeated or cut."""
+    check_source(source)
     if isinstance(source, Sequence) and not source:
         raise ConfigError("got an empty list instead of functions that make envs: pass at least one")
     if source is None and config.is_multi_agent:

@@ -44,7 +44,8 @@ def run_training(
         origin: The run from which a new run takes its initial networks and normalizers.
         on_ray: The collectors on Ray that step the envs. None: this process and its workers step them.
     """
-    status, stop, warn = Status("building the environments"), Stop(), callback.on_warning
+    stop, warn = Stop(), callback.on_warning
+    status = Status("building the environments", stop)
     callback.attach(config, run.path)
     callback.on_status(status)
     if resume:
@@ -67,7 +68,7 @@ class Trainer:
         collector: Steps the envs.
         evaluated: What evaluations use; see `ppo.train`.
         status: Says what the run is doing.
-        stop: Ends the run after the current update if it is set.
+        stop: Ends the run after the current update if it is set, or at once before the first update.
 
     Attributes:
         teams: The policies with their learners: one if the envs have one agent.
@@ -90,10 +91,12 @@ class Trainer:
         self.progress = Progress(config, {team.name: team.members for team in self.teams if team.name})
         modules = modules_in_checkpoints(self.teams)
         self._observed: dict[str, Any] = {}
+        self._reported_restarts = 0
         self.saver = Saver(
             run, self.progress, collector, callback, modules, status=self._status,
             actions=lambda: recorded_actions(self.teams.actors, self._observed),
         )  # fmt: skip
+        self._stop.kept = self.saver.kept
         if resume:
             self.saver.resume(config)
         self._evaluator = Evaluator(run, self.saver, config, evaluated, self._status)
@@ -111,7 +114,7 @@ class Trainer:
                 metrics = self.learn(self.collect())
                 # Order: a checkpoint precedes the report and the evaluation, which may take long. It holds the metrics,
                 # which a resumed run reports if this process does not get that far.
-                if progress.due(config.checkpoint_interval, config.eval_interval):
+                if progress.due(config.checkpoint_interval, config.eval_interval) or self.saver.overdue:
                     self.saver.save(periodic=not progress.finished)
                 self.report(metrics)
                 callback.on_update(metrics)
@@ -181,6 +184,8 @@ class Trainer:
         self.evaluation = None
         times = progress.clock.read(progress.env_steps)
         metrics = {"env_steps": progress.env_steps, **times, **progress.episodes.summary(), **with_means(losses)}
+        if self.config.on_worker_death == "restart":
+            metrics["worker_restarts"] = self.collector.restarts - self._reported_restarts
         progress.unreported = metrics
         return metrics
 
@@ -192,6 +197,7 @@ class Trainer:
         config, progress, callback, evaluation = self.config, self.progress, self._callback, None
         if not last and not progress.due(config.report_interval, config.eval_interval):
             return
+        self._reported_restarts = self.collector.restarts
         progress.clock.restart(progress.env_steps)  # here, so that the next speed includes the time of the evaluation
         if progress.due(config.eval_interval):
             evaluation = self.evaluate()

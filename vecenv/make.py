@@ -38,7 +38,7 @@ _WORKER_ARGUMENTS = {
     "context", "daemon", "max_concurrency", "on_worker_death", "shared_memory", "start_timeout_s", "worker_init",
 }  # fmt: skip
 
-# Arguments of `make_vec` that go to the vector env. All other arguments go to the envs.
+# Arguments of the vector env. `gymnasium.make_vec` takes them as keyword arguments, `make` in `vector_kwargs`.
 _VECTOR_ARGUMENTS = set(inspect.signature(AsyncVectorEnv.__init__).parameters) - {"self", "env_fns", "num_workers"}
 
 _logger = logging.getLogger("vecenv")
@@ -80,7 +80,7 @@ def make(
         gymnasium.error.NameNotFound: If no env has this id. The message names the nearest id.
         gymnasium.error.Error: If a module is not installed, or has no such env or wrapper.
         EnvError: If one of these errors occurs in a worker. It is also an instance of that error's type.
-        TypeError: If `wrappers` is a string.
+        TypeError: If `wrappers` is a string, or if `env_kwargs` has an argument of `AsyncVectorEnv`.
         ValueError: If an argument is out of range, if a string in `wrappers` is malformed, or if `wrappers` or
             `backend="python"` is given for an id that is registered only as a vector env.
 
@@ -94,6 +94,11 @@ def make(
     if num_envs < 1:
         raise ValueError(f"num_envs={num_envs} is out of range: it must be 1 or more")
     _check_backend(backend)
+    if misplaced := {name: value for name, value in env_kwargs.items() if name in _VECTOR_ARGUMENTS}:
+        raise TypeError(
+            f"{', '.join(misplaced)}: arguments of the vector env, which the envs do not get. Pass "
+            f"vector_kwargs={misplaced!r}. For an env with an argument of this name, pass functions to AsyncVectorEnv."
+        )
     vector_kwargs, wrappers = vector_kwargs or {}, named_wrappers(wrappers)
     spec, source = find_spec(env_id, here=num_workers == 0)
 

@@ -61,11 +61,15 @@ class Measurement:
         ours = {name: statistics.median(rates) for name, rates in self.rates.items() if name != SYNC}
         if ours:
             best = max(ours, key=ours.__getitem__)
-            gains = self.gains(best)
-            gain = f", {statistics.median(gains):.2f} times as fast as {SYNC}" if gains else ""
+            fastest = f"Fastest: {best}."
+            if gains := self.gains(best):
+                gain = statistics.median(gains)
+                fastest = f"Fastest: {best}, {gain:.2f} times as fast as {SYNC}."
+                if gain < 1:
+                    fastest = f"Fastest: {SYNC}. Next: {best}, {gain:.2f} times as fast."
             lines += [
                 "",
-                f"Fastest: {best}{gain}.",
+                fastest,
                 "Training gains less, because the policy and the updates take time.",
             ]
         base = self.rates.get(SYNC)

@@ -69,6 +69,7 @@ class Collector(Protocol):
         wrappers: The wrappers of each env, as JSON values; see `ppo.run.wrappers.describe_each`.
         held_bytes: Memory for rollouts that this process allocates, apart from memory that it shares with workers.
         steps: Env-steps of the current rollout so far, over all envs.
+        restarts: How often a dead worker or collector was replaced.
     """
 
     spaces: Spaces
@@ -78,6 +79,9 @@ class Collector(Protocol):
 
     @property
     def steps(self) -> int: ...
+
+    @property
+    def restarts(self) -> int: ...
 
     def use(self, actors: Sequence[Agent]) -> None:
         """Sets the policies that act, one for each team. They must be on the host. `collect` uses current weights."""

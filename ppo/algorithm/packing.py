@@ -21,14 +21,16 @@ class Packed(NamedTuple):
             `[E, ...]`, ordered by step.
         envs: As of `Rollouts`, without observations and actions.
         restarted: Whether the envs began fresh episodes, because the process of the collector was replaced.
+        restarts: How often dead workers of the collector were replaced since its last rollout.
     """
 
     teams: list[Collected]
     envs: Rollout
     restarted: bool
+    restarts: int
 
 
-def packed(rollouts: Rollouts, *, restarted: bool) -> Packed:
+def packed(rollouts: Rollouts, *, restarted: bool, restarts: int) -> Packed:
     """Returns the rollouts of a local collector, ready to be sent."""
     teams = []
     for collected, arrays in zip(rollouts.collected, rollouts.arrays, strict=True):
@@ -38,7 +40,7 @@ def packed(rollouts: Rollouts, *, restarted: bool) -> Packed:
         rest = tf.nest.map_structure(lambda tensor: tensor.numpy(), acted)
         teams.append(Collected(arrays._replace(final_observations=finals), *rest))
     envs = rollouts.envs._replace(observations=None, actions=None, final_observations=None)
-    return Packed(teams, envs, restarted)
+    return Packed(teams, envs, restarted, restarts)
 
 
 def joined(parts: Sequence[Packed]) -> Rollouts:

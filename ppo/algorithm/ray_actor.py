@@ -91,6 +91,7 @@ class Actor:
         self._collector: LocalCollector | None = None
         self._agents: list[Agent] = []
         self._begun = False
+        self._restarts = 0  # of its workers, until the last rollout
         self._stack = ExitStack()
 
     def ping(self) -> Place:
@@ -122,7 +123,9 @@ class Actor:
         for agent, of_agent in zip(self._agents, values, strict=True):
             for variable, value in zip(agent.variables, of_agent, strict=True):
                 variable.assign(value)
-        return packed(collector.collect(number, env_steps), restarted=restarted)
+        rollouts, before = collector.collect(number, env_steps), self._restarts
+        self._restarts = collector.restarts
+        return packed(rollouts, restarted=restarted, restarts=self._restarts - before)
 
     @_portable
     def get_states(self) -> list[Any]:

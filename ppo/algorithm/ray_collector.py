@@ -102,7 +102,7 @@ class RayCollector:
         self._silent = [0] * len(shares)  # polls since the last answer to a ping
         self._places: list[Place | None] = [None] * len(shares)
         self._acting: Sequence[Agent] = ()
-        self.steps = 0
+        self.steps = self.restarts = 0
 
     def start(self) -> None:
         """Makes the envs of all actors, and sets the attributes that describe them."""
@@ -130,6 +130,7 @@ class RayCollector:
         self.steps = 0
         parts: list[Packed] = self._all("collect", (values, number, env_steps), counted=True)
         for k, part in enumerate(parts):
+            self.restarts += part.restarts + part.restarted
             if part.restarted:
                 self._warn(f"{self._name(k)} died and was replaced: its envs began fresh episodes")
         return joined(parts)

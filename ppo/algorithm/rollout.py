@@ -75,6 +75,10 @@ class LocalCollector:
     def steps(self) -> int:
         return self.envs.steps * self.envs.num_envs
 
+    @property
+    def restarts(self) -> int:
+        return self.envs.envs.worker_restarts
+
     def use(self, actors: Sequence[Agent]) -> None:
         """Call this once."""
         self._actors = actors

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from gymnasium.error import Error as GymnasiumError
+from gymnasium.error import UnregisteredEnv
 
 from ppo.config import ConfigError
 from ppo.errors import RunError
@@ -40,7 +41,7 @@ class RunArguments:
     """A run, and whether to trust it."""
 
     run: Annotated[Path, tyro.conf.Positional]
-    """The run folder."""
+    """The run folder, or its name in "runs"."""
 
     checkpoint: str = "latest"
     """"latest"; "best": the one with the highest evaluation mean return; or the env-steps of a stored checkpoint."""
@@ -119,7 +120,7 @@ def _outcome(command: Callable[[], int]) -> tuple[int, str]:
         return command(), ""
     # This clause is first, because an EnvError is also an instance of the env's own exception type.
     except vecenv.VecEnvError as error:
-        return 2 if isinstance(error, vecenv.UnsupportedSpace) else 1, _text(error)
+        return 2 if isinstance(error, vecenv.UnsupportedSpace | UnregisteredEnv) else 1, _text(error)
     except BrokenPipeError:  # the reader of stdout has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE, ""

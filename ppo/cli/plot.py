@@ -29,7 +29,7 @@ class Arguments:
     """
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Run folders."""
+    """Run folders, or their names in "runs"."""
 
     outdir: Path = Path("plots")
     """Folder for METRIC-env_steps and METRIC-hours, each as .png and .svg. Existing files are replaced."""

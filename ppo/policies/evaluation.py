@@ -348,24 +348,27 @@ def _kinds(space: gym.Space) -> dict[tuple, dict[str, Any]]:
 
 def evaluate_run(
     run: Run | Path | str, episodes: int, *, checkpoint: str | int = LATEST, seed: int | None = None,
-    deterministic: bool = True, envs: EnvSource = None, warn: Callable[[str], None] = print,
+    deterministic: bool = True, envs: EnvSource = None, trust_modules: bool = False,
+    warn: Callable[[str], None] = print,
 ) -> Evaluation:  # fmt: skip
     """Evaluates the policy of a run.
 
     Args:
-        run: A run folder that `ppo.train` made. `Run.open(path, trust_modules=True)` allows the import of its modules.
+        run: As for `load_policy`.
         episodes: Number of episodes.
         checkpoint: As for `load_policy`.
         seed: Seed of the envs; None for a fresh one. The run's own seed repeats the episodes of its final evaluation.
         deterministic: True for the most likely actions; False for actions sampled as in training.
         envs: As for `ppo.train`, for a run that was not trained on its config's env.
+        trust_modules: Whether to allow the import of the modules that the run names.
         warn: Called with a message for each damaged checkpoint, and if episodes do not end.
 
     Raises:
-        RunError: If the run has no checkpoint that can be read.
+        RunError: If the run has no checkpoint that can be read, or names a module that may not be imported.
         ConfigError: If there are no episodes, no `envs` although the run was trained on envs passed to `ppo.train`, or
             the policy cannot play in the envs.
     """
+    run = Run.open(run, trust_modules=trust_modules)
     players = load_players(
         run, episodes, checkpoint=checkpoint, seed=seed, deterministic=deterministic, envs=envs, warn=warn
     )

@@ -239,7 +239,7 @@ def load_policy(
     The env does not need to be installed. Nothing is unpickled.
 
     Args:
-        run: The run folder.
+        run: The run folder, or its name in "runs".
         checkpoint: "latest"; "best" for the checkpoint with the highest mean return of an evaluation; or the number of
             env-steps of a checkpoint that is kept.
         group: The group of agents whose policy to load; None if the run has one policy.
@@ -256,10 +256,12 @@ def load_policy(
     run = Run.open(run, trust_modules=trust_modules)
     config = run.read_config()
     if wrappers := named_wrappers(config):
+        masks = ["vecenv.wrappers:ActionMaskObservation"] if config.info_masks else []
+        arguments = f"wrappers={[*config.wrappers, *masks]}" + (f", **{config.env_kwargs}" if config.env_kwargs else "")
         warnings.warn(
             f"the policy of {run.path} takes the observations and returns the actions of an env with the wrappers "
             f"{', '.join(wrapper.name for wrapper in wrappers)}: use it with "
-            f"`vecenv.make_single({config.env!r}, wrappers={list(config.wrappers)})`",
+            f"`vecenv.make_single({config.env!r}, {arguments})`",
             stacklevel=2,
         )
     returns = RunningMoments((), name="moments")

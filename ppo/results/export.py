@@ -189,7 +189,7 @@ def _names(
 
 def export(
     run: Run | Path | str, folder: Path | str, format: Format, *, checkpoint: str | int = LATEST,
-    group: str | None = None, warn: Callable[[str], None] = print,
+    group: str | None = None, trust_modules: bool = False, warn: Callable[[str], None] = print,
 ) -> tuple[Path, float]:  # fmt: skip
     """Exports the policy of a run's checkpoint, and compares the two on random observations.
 
@@ -208,11 +208,12 @@ def export(
     property `policy` of an ONNX model.
 
     Args:
-        run: A run folder that `ppo.train` made. `Run.open(path, trust_modules=True)` allows the import of its network.
+        run: As for `load_policy`.
         folder: Folder for the export, created if necessary. An earlier export of the run and format is replaced.
         format: "savedmodel", a folder for TensorFlow; "tflite", a file for LiteRT; or "onnx", a file for ONNX Runtime.
         checkpoint: As for `load_policy`.
         group: As for `load_policy`.
+        trust_modules: As for `load_policy`.
         warn: Called with a message for each damaged checkpoint, about the wrappers of the run's envs, and if TensorFlow
             cannot load from the file's path.
 
@@ -221,13 +222,13 @@ def export(
         actions that differ.
 
     Raises:
-        RunError: If the run has no checkpoint that can be read.
+        RunError: If the run has no checkpoint that can be read, or names a network that may not be imported.
         ExportError: If the policy cannot be written in this format, or its export acts differently.
         ConfigError: If the format is unknown.
     """
     if format not in get_args(Format):
         raise ConfigError(f"format {format!r} is unknown: use one of {list(get_args(Format))}")
-    run, folder = Run.open(run), Path(folder)
+    run, folder = Run.open(run, trust_modules=trust_modules), Path(folder)
     agent = load_agent(run, warn, checkpoint=checkpoint, team=group)
     wrappers = wrappers_of(run)
     served = _Served(agent, format, wrappers)

@@ -111,13 +111,13 @@ class VideoOptions:
 
 def record_run(
     run: Run | Path | str, folder: Path | str, episodes: int, *, checkpoint: str | int = "latest",
-    seed: int | None = None, deterministic: bool = True, envs: EnvSource = None, warn: Callable[[str], None] = print,
-    **options: Any,
+    seed: int | None = None, deterministic: bool = True, envs: EnvSource = None, trust_modules: bool = False,
+    warn: Callable[[str], None] = print, **options: Any,
 ) -> tuple[list[Path], Evaluation]:  # fmt: skip
     """Records episodes of the policy of a run.
 
     Args:
-        run: A run folder that `ppo.train` made. `Run.open(path, trust_modules=True)` allows the import of its modules.
+        run: As for `load_policy`.
         folder: Folder for the files; created if it does not exist.
         episodes: Number of episodes, with one file per episode. An endless one is cut off, and is the last.
         checkpoint: As for `ppo.evaluate_run`.
@@ -125,6 +125,7 @@ def record_run(
         deterministic: As for `ppo.evaluate_run`.
         envs: As for `ppo.train`, for a run that was not trained on its config's env. They must have
             render_mode="rgb_array". The functions of a list take turns.
+        trust_modules: As for `ppo.evaluate_run`.
         warn: As for `ppo.evaluate_run`.
         **options: `format`, `camera`, `size`, `frame_skip` and `seconds`, as in `ppo visualize --help`.
 
@@ -133,12 +134,12 @@ def record_run(
 
     Raises:
         ConfigError: If an option is out of range.
-        RunError: If the run has no checkpoint that can be read.
+        RunError: If the run has no checkpoint that can be read, or names a module that may not be imported.
         VideoError: If no video can be recorded.
     """
     from ppo.policies.evaluation import load_players
 
-    video, run = VideoOptions(**options), Run.open(run)
+    video, run = VideoOptions(**options), Run.open(run, trust_modules=trust_modules)
     video.check()
     players = load_players(
         run, episodes, checkpoint=checkpoint, seed=seed, deterministic=deterministic, envs=envs, warn=warn

@@ -22,6 +22,7 @@ from ppo.run.scores import Evaluation, Result
 from ppo.run.status import Status
 
 SILENCE_S = 10.0  # seconds without a line after which a display prints what is being done, unless it has a live bar
+LOOK_S = 0.2  # seconds between two looks at whether a run was told to stop
 
 
 class Output:
@@ -63,7 +64,7 @@ class Display(Callback):
     """Prints a line per report, evaluation and warning, and shows what is being done.
 
     A terminal has a live bar below the lines. Elsewhere, a line follows each silence of `SILENCE_S` seconds. Both exist
-    while the context is open.
+    while the context is open. A signal handler cannot print safely, so a thread says that a run was told to stop.
     """
 
     def __init__(self, console: Console) -> None:
@@ -83,21 +84,20 @@ class Display(Callback):
         self._task = self._bar.add_task("", total=None, status=self._status)
         self._started_s = self._printed_s = time.monotonic()
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._break_silence, name="display", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="display", daemon=True)
+        self._said_stopping = False
 
     def __enter__(self) -> Display:
         self._bar.start()
-        if self._bar.disable:
-            self._thread.start()
-        else:
+        self._thread.start()
+        if not self._bar.disable:
             self._console.show_cursor()  # rich hides it, and a process that is killed could not show it again
         return self
 
     def __exit__(self, *_: object) -> None:
         self._closed.set()
         self._bar.stop()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._thread.join()
 
     def on_status(self, status: Status) -> None:
         self._status = status
@@ -131,7 +131,9 @@ class Display(Callback):
 
     def on_end(self, result: Result | None, error: BaseException | None) -> None:
         if result is None:
+            self._say_stopping()
             return
+        self._said_stopping = True  # it has stopped
         if result.evaluation is None:
             self._print(f"\nstopped after {result.env_steps:,} steps; everything is saved in {short(result.path)}")
             return
@@ -156,10 +158,17 @@ class Display(Callback):
         self._printed_s = time.monotonic()
         self._console.print(Text(line), soft_wrap=True)
 
-    def _break_silence(self) -> None:
-        while not self._closed.wait(SILENCE_S / 10):
+    def _say_stopping(self) -> None:
+        """Says once how the run ends, if it was told to stop."""
+        if not self._said_stopping and (stopping := self._status.stopping) is not None:
+            self._said_stopping = True
+            self._print(stopping)
+
+    def _watch(self) -> None:
+        while not self._closed.wait(min(LOOK_S, SILENCE_S / 10)):
+            self._say_stopping()
             now = time.monotonic()
-            if now - self._printed_s >= SILENCE_S:
+            if self._bar.disable and now - self._printed_s >= SILENCE_S:
                 self._print(f"{self._status}, {_duration(now - self._started_s)}")
 
 

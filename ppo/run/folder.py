@@ -66,7 +66,7 @@ class Run:
         return run
 
     @classmethod
-    def open(cls, path: Run | Path | str, logdir: Path | str = ".", *, trust_modules: bool = False) -> Run:
+    def open(cls, path: Run | Path | str, logdir: Path | str = "runs", *, trust_modules: bool = False) -> Run:
         """Opens a run folder, given its path or its name in `logdir`. An open run that is trusted stays trusted.
 
         Every function and command that reads a run begins here. Raises RunError if there is no such run, or if its
@@ -82,7 +82,8 @@ class Run:
                 run._check_files()
                 return run
         found = next((candidate for candidate in candidates if candidate.is_dir()), None)
-        reason = f"{found} holds no config.json" if found else f"there is no folder {path}"
+        names = " or ".join(dict.fromkeys(map(str, candidates)))
+        reason = f"{found} holds no config.json" if found else f"there is no folder {names}"
         raise RunError(f"{reason}, so it is not a run: name a run folder that `ppo train` printed")
 
     @contextmanager

@@ -38,6 +38,7 @@ GROUPS: dict[str | None, tuple[str, ...]] = {
     "kl": ("kl", "approx_kl", "clip_fraction", "kl_penalty"),
     "optimizer": ("learning_rate", "grad_norm", "gradient_steps"),
     "normalizer": ("return_scale",),
+    "workers": ("worker_restarts",),
 }
 """The metrics of envs with one agent, by their group in TensorBoard. docs/ppo.md explains each."""
 

@@ -1,4 +1,8 @@
-"""The modules that a run names. A loaded run imports them only if the user trusts it, and never from its own folder."""
+"""The modules that a run names. A loaded run imports them only if the user trusts it, and never from its own folder.
+
+A module that is already imported needs trust, too: a run names any function of it, with arguments, such as
+"subprocess:run".
+"""
 
 from __future__ import annotations
 
@@ -49,7 +53,8 @@ def config_to_load(run: Run, *, env: bool = True) -> Config:
         names = ", ".join(dict.fromkeys(modules.values()))
         raise RunError(
             f"{run.path} names {', '.join(modules)}, and importing {names} runs code. If you trust it, pass "
-            "--trust-modules (in Python: ppo.Run.open(path, trust_modules=True))."
+            "--trust-modules to the command, or trust_modules=True to the function: "
+            "ppo.load_policy(run, trust_modules=True)."
         )
     return config
 

@@ -25,6 +25,8 @@ from ppo.run.progress import Progress
 from ppo.run.signals import Stop
 from ppo.run.status import Status
 
+OVERDUE_S = 600.0  # seconds after which a checkpoint follows, however few env-steps the run has taken
+
 MAX_STATES_S, STATES_SHARE = 1.0, 0.01
 """If saving the states of the envs took more than `MAX_STATES_S` seconds, periodic checkpoints omit them as often as is
 needed for saving them to take at most the share `STATES_SHARE` of the time."""
@@ -175,6 +177,7 @@ class Saver:
         self._checkpoints = Checkpoints(run.checkpoints, **modules)
         self._states = EnvStates(collector, callback.on_warning)
         self.newest: Newest | None = None
+        self._saved_s = time.monotonic()
 
     def resume(self, config: Config) -> None:
         """Restores the progress and the modules from the newest valid checkpoint; writes the new settings of the run.
@@ -216,6 +219,7 @@ class Saver:
             vecenv.WorkerDied, vecenv.StateError, multiprocessing.TimeoutError: If training should continue, but the
                 envs cannot be stepped any more. The checkpoint was written.
         """
+        self._saved_s = time.monotonic()
         if self.newest is not None and self.newest.complete and self._holds_last_update:
             return
         with self._status.doing("saving"):
@@ -233,12 +237,25 @@ class Saver:
             if states.fault is not None and periodic:
                 raise states.fault
 
+    @property
+    def overdue(self) -> bool:
+        """Whether the last checkpoint, or the start of this process, is `OVERDUE_S` seconds ago."""
+        return time.monotonic() - self._saved_s >= OVERDUE_S
+
     def save_best(self, values: Mapping[str, Any]) -> None:
         """Writes the checkpoint "best" with these values. Nothing resumes from it, so it holds no env states."""
         self._run.check_exists()
         steps = self._progress.env_steps
         values = {**self._progress.to_json(), "env_steps": steps, **values}
         self._checkpoints.save(steps, values, actions=self._actions(), best=True)
+
+    def kept(self) -> str | None:
+        """Returns a sentence: what of the run is saved. Returns None if it has learned nothing that could be saved."""
+        if self._progress.updates == 0:
+            return None
+        if self.newest is None:
+            return "nothing is saved yet"
+        return f"everything up to env-step {self.newest.env_steps:,} is saved in {self._run.path}, which can be resumed"
 
     @contextmanager
     def rescuing(self, stop: Stop) -> Iterator[None]:

@@ -1,15 +1,19 @@
-"""Handling of signals that stop a run: the first ends it after the current update, a second ends the process."""
+"""Handling of signals that stop a run: the first ends it after the current update, a second ends the process.
+
+The first also ends the process if the run has not learned anything yet.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import vecenv
@@ -26,11 +30,27 @@ batch system may send it together with SIGTERM, and the kernel repeats SIGXCPU e
 
 SAME_S = 0.1  # seconds within which signals count as one; `timeout` and batch systems send each twice
 
+PYTHON_S = 0.5  # seconds after which the main thread, if it has not handled a signal, is taken to be inside C++
+
 
 class Stop(threading.Event):
-    """An event that the first signal sets. `number` is the number of that signal, or None before."""
+    """An event that the first signal sets.
 
-    number: int | None = None
+    Attributes:
+        number: The number of that signal; None before.
+        kept: Returns a sentence: what of the run is saved. None: it has learned nothing that could be saved, so there
+            is no reason to wait for the end of the update.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number: int | None = None
+        self.kept: Callable[[], str | None] = str
+
+    def request(self, number: int) -> None:
+        """Sets the event."""
+        self.number = self.number or number
+        self.set()
 
     def explains(self, error: BaseException) -> bool:
         """Returns whether the signal explains an error: sent to the process group, it kills the workers as well."""
@@ -56,7 +76,7 @@ class _Second:
 class _Handler:
     """The handlers of one block of `on_first_signal`."""
 
-    def __init__(self, call: Callable[[int], None]):
+    def __init__(self, call: Callable[[int, Any], None]):
         self._call, self._second = call, _Second()
         self.previous: dict[int, Any] = {}  # the handlers that were installed before, by signal
 
@@ -65,7 +85,7 @@ class _Handler:
             signal.signal(number, self.previous[number])
             signal.raise_signal(number)
         else:
-            self._call(number)
+            self._call(number, self.previous[number])
 
 
 def _may_handle(number: int) -> bool:
@@ -78,14 +98,19 @@ def _may_handle(number: int) -> bool:
     return installed is None or isinstance(handler, _Handler)
 
 
-@contextmanager
-def on_first_signal(call: Callable[[int], None]) -> Iterator[None]:
+def on_first_signal(call: Callable[[int], None]) -> AbstractContextManager[None]:
     """Calls a function with the number of the first signal in `STOPPING`, and of those that count as the same.
 
     A second signal goes to the handler that was installed before this block, once C++ code returns. An ignored signal
     stays ignored: a script's background jobs ignore SIGINT, and `nohup` ignores SIGHUP. Outside the main thread, this
     function handles no signal.
     """
+    return _handled(lambda number, _: call(number))
+
+
+@contextmanager
+def _handled(call: Callable[[int, Any], None]) -> Iterator[None]:
+    """See `on_first_signal`; the function also gets the previous handler of the signal."""
     handler = _Handler(call)
     if threading.current_thread() is threading.main_thread():
         for number in filter(_may_handle, STOPPING):
@@ -97,17 +122,32 @@ def on_first_signal(call: Callable[[int], None]) -> Iterator[None]:
             signal.signal(handled, previous)
 
 
+_stops: list[Stop] = []  # of the runs in progress
+
+
 @contextmanager
 def stop_on_signal(stop: Stop | None = None) -> Iterator[Stop]:
-    """Yields an event that a signal sets, so that a run can end between two updates. None: a new event."""
+    """Yields an event that a signal sets, so that a run can end between two updates. None: a new event.
+
+    If there is nothing to save (`Stop.kept`), the signal also goes to the previous handler, which may raise; if it does
+    not, KeyboardInterrupt is raised.
+    """
     stop = Stop() if stop is None else stop
 
-    def note(number: int) -> None:
-        stop.number = stop.number or number
-        stop.set()
+    def note(number: int, previous: Any) -> None:
+        ends = stop.kept() is None and not stop.is_set()
+        stop.request(number)
+        if ends:
+            if callable(previous):
+                previous(number, None)
+            raise KeyboardInterrupt
 
-    with on_first_signal(note):
-        yield stop
+    _stops.append(stop)
+    try:
+        with _handled(note):
+            yield stop
+    finally:
+        _stops.remove(stop)
 
 
 @contextmanager
@@ -117,7 +157,8 @@ def exit_on_second_signal() -> Iterator[None]:
     Python runs signal handlers between bytecodes of the main thread, which XLA or a large allocation can occupy for
     minutes. A second thread therefore reads the signal numbers, which Python's C-level handler writes immediately. Call
     this in the main thread of a process that has no event loop, after installing Python handlers for the signals.
-    Nothing is cleaned up, but workers exit when this process is gone.
+    Nothing is cleaned up, but workers exit when this process is gone. The thread also tells the run in progress of the
+    first signal (`stop_on_signal`), and says what of the run is saved before it ends the process.
     """
     reader, writer = socket.socketpair()
     writer.setblocking(False)
@@ -126,8 +167,11 @@ def exit_on_second_signal() -> Iterator[None]:
         second = _Second()
         with reader:
             while received := reader.recv(1):
-                if received[0] in STOPPING and second.is_(received[0]):
-                    os._exit(128 + received[0])
+                number, stop = received[0], _stops[-1] if _stops else None
+                if number in STOPPING and (second.is_(number) or not (stop is None or _reached(stop, number))):
+                    if stop is not None:
+                        _say(stop.kept() or "nothing had been learned yet")
+                    os._exit(128 + number)
 
     def unwatch() -> None:
         with suppress(ValueError):  # not in the main thread
@@ -143,3 +187,18 @@ def exit_on_second_signal() -> Iterator[None]:
         unwatch()
         writer.close()
         thread.join()
+
+
+def _reached(stop: Stop, number: int) -> bool:
+    """Tells a run of its first signal. Returns False if it should end at once and its main thread is inside C++."""
+    if stop.kept() is None:
+        return stop.wait(PYTHON_S)  # set by the handler in the main thread, which ends the run
+    stop.request(number)
+    return True
+
+
+def _say(sentence: str) -> None:
+    """Writes a line to stderr, without a lock that the main thread may hold, and unless the reader is stuck."""
+    with suppress(OSError, ValueError):
+        if select.select([], [2], [], 0)[1]:
+            os.write(2, f"\nstopped at once: {sentence}\n".encode(errors="backslashreplace"))

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ppo.run.signals import Stop
+
 if TYPE_CHECKING:
     from ppo.algorithm.collector import Collector
 
@@ -29,13 +31,29 @@ class Tally:
 
 
 class Status:
-    """What a run is doing: its activity is a text, or an object whose `str` changes as the activity proceeds."""
+    """What a run is doing: its activity is a text, or an object whose `str` changes as the activity proceeds.
 
-    def __init__(self, activity: object) -> None:
+    `stop` is the event that ends the run early, if there is one.
+    """
+
+    def __init__(self, activity: object, stop: Stop | None = None) -> None:
         self.activity = activity
+        self._stop = stop
 
     def __str__(self) -> str:
         return str(self.activity)
+
+    @property
+    def stopping(self) -> str | None:
+        """How a run ends that was told to stop; None while it was not."""
+        if self._stop is None or not self._stop.is_set():
+            return None
+        kept = self._stop.kept()
+        if kept is None:
+            return "stopping at once, because nothing has been learned yet"
+        doing = self.activity
+        rest = f" after this update, {doing.left:,} env-steps left" if isinstance(doing, Collecting) else ""
+        return f"stopping{rest}. A second Ctrl-C or SIGTERM stops at once; {kept}"
 
     @contextmanager
     def doing(self, activity: object) -> Iterator[None]:
@@ -54,6 +72,11 @@ class Collecting:
     collector: Collector
     total: int
     doing: str = "collecting"
+
+    @property
+    def left(self) -> int:
+        """Env-steps until the rollout is complete."""
+        return self.total - self.collector.steps
 
     def __str__(self) -> str:
         return f"{self.doing}: {self.collector.steps:,} of {self.total:,} steps"

@@ -547,6 +547,14 @@ def test_importing_ppo_does_not_load_tensorflow_and_provides_every_public_name()
         _ = ppo.trane
 
 
+def test_vector_options_imports_tensorflow_as_training_does_without_its_log():
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TF_")}
+    code = "import sys, ppo; ppo.vector_options(ppo.Config()); assert 'keras' not in sys.modules"
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, check=True, timeout=60, env=environment, capture_output=True, text=True)
+    assert not done.stdout + done.stderr
+
+
 def test_tensorflow_is_imported_without_keras_which_networks_can_still_use():
     code = (
         "import sys; from ppo.runtime.startup import load_tensorflow; load_tensorflow(); import ppo.trainer\n"

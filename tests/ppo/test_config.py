@@ -3,10 +3,13 @@
 import dataclasses
 import inspect
 import json
+from collections import Counter
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
+import ppo
 from ppo import Config, ConfigError, preset
 from ppo.config import RESUMABLE, SETTINGS, TYPES, accepts_none
 from ppo.presets import PRESETS
@@ -34,6 +37,7 @@ from ppo.presets import PRESETS
         ({"env_kwargs": {"a": {1, 2}}}, "env_kwargs: JSON cannot represent the value of 'a'"),
         ({"env_kwargs": {1: 2}}, "env_kwargs: the key 1 is not a string"),
         ({"env_kwargs": {"num_envs": 2, "backend": 1}}, "sets backend, num_envs, which the environment would not"),
+        ({"env_kwargs": {"autoreset_mode": "SameStep"}}, "sets autoreset_mode, which the environment would not"),
         ({"eval_env_kwargs": {"wrappers": []}}, "eval_env_kwargs=.* sets wrappers, which the environment would not"),
         ({"env_kwargs": "a=1"}, "env_kwargs='a=1' is of the wrong type"),
         ({"wrappers": ("module:",)}, "wrappers: 'module:' names no wrapper"),
@@ -47,6 +51,11 @@ from ppo.presets import PRESETS
         ),
         ({"wrappers": ("mine:NormalizeReward", "mine:")}, "wrappers: 'mine:' names no wrapper"),
         ({"wrappers": "Name"}, "wrappers='Name' is of the wrong type"),
+        ({"wrappers": (Counter,)}, "it must be str. Write its name, 'collections:Counter'"),
+        ({"wrappers": [gym.wrappers.TimeLimit]}, "it must be str. Write its name, 'TimeLimit'"),
+        ({"network": json.dumps}, "it must be str or NoneType. Write its name, 'json:dumps'"),
+        ({"network": lambda: 0}, "Write its name, 'module:name'"),
+        ({"learning_rate": lambda left: 1e-3 * left}, "it must be float. Only the .* have a schedule, lr_schedule"),
         ({"critic_keys": (1,)}, "critic_keys=1 is of the wrong type"),
     ],
 )
@@ -165,3 +174,37 @@ def test_a_resumed_run_may_change_only_amounts_intervals_reports_and_where_envs_
         "total_steps", "num_workers", "backend", "report_interval", "checkpoint_interval", "eval_interval",
         "eval_episodes", "eval_env_kwargs", "info_metrics", "step_timeout_s", "on_worker_death",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("n_envs", "num_envs"), ("n_epochs", "epochs"), ("ent_coef", "entropy_coef")]
+)
+def test_the_error_for_an_unknown_setting_names_the_nearest_one(name, near):
+    with pytest.raises(TypeError, match=f"no setting '{name}'. Did you mean '{near}'"):
+        Config(**{name: 1})
+    with pytest.raises(TypeError, match=f"no setting '{name}'. Did you mean '{near}'"):
+        dataclasses.replace(Config(), **{name: 1})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (["CartPole-v1"], TypeError, "config='CartPole-v1' is not a ppo.Config: write"),
+        ([Config(), "CartPole-v1"], ConfigError, r"is a string: name the env .*Config\(env='CartPole-v1'\)"),
+        (
+            [Config(), object()],
+            ConfigError,
+            "envs=<object .* is neither a function .* write, for example, envs=lambda:",
+        ),
+        ([Config(), None, print], TypeError, "callbacks has <.*print>, which is not a ppo.Callback: derive a class"),
+        ([Config(), None, [ppo.Callback]], TypeError, "callbacks has <class .*pass an instance"),
+        ([Config(), None, None], TypeError, "callbacks has None, .* or omit callbacks"),
+    ],
+)
+def test_an_argument_of_train_in_another_librarys_form_is_an_error_that_says_what_to_write(
+    tmp_path, arguments, error, message
+):
+    config, envs, callbacks = [*arguments, *[None, ()][len(arguments) - 1 :]]
+    with pytest.raises(error, match=message):
+        ppo.train(config, envs, callbacks=callbacks, logdir=tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -210,6 +210,22 @@ def test_the_kl_of_updates_stays_near_its_limit(tmp_path):
     assert free.mean() > 6e-3 and limited.mean() < 4e-3, (free, limited)
 
 
+@pytest.mark.parametrize("overdue_s", [0.0, 600.0])
+def test_checkpoints_are_not_long_ago_however_slowly_a_run_takes_env_steps(tmp_path, monkeypatch, overdue_s):
+    monkeypatch.setattr("ppo.run.resume.OVERDUE_S", overdue_s)
+    saved = []
+
+    class Listening(Callback):
+        def on_checkpoint(self, env_steps, path):
+            saved.append(env_steps)
+
+    config = dataclasses.replace(
+        CONFIG, env="CartPole-v1", num_workers=0, total_steps=96, checkpoint_interval=10**6, eval_episodes=1
+    )
+    ppo.train(config, logdir=tmp_path, callbacks=Listening())
+    assert saved == ([32, 64, 96] if overdue_s == 0 else [96])
+
+
 def test_the_scale_of_bounded_actions_does_not_matter(tmp_path):
     returns = []
     for low, high in ((-2, 2), (-1000, 1000), (0, 0.01)):
@@ -335,9 +351,10 @@ def test_no_step_that_is_trained_on_leads_from_a_cut_episode_into_the_episode_of
     config = dataclasses.replace(CONFIG, num_envs=4, num_workers=2, on_worker_death="restart")
     flag = tmp_path / "flag"
     with trainer_of(tmp_path, config, [functools.partial(KillsOnce, flag, index) for index in range(4)]) as trainer:
-        iterate(trainer)
+        assert iterate(trainer)["worker_restarts"] == 0
         flag.touch()
-        iterate(trainer)
+        metrics = iterate(trainer)
+        assert metrics["worker_restarts"] == 1
         rollout = trainer.collector.envs.last_rollout()
         ended, restarted = rollout.terminated | rollout.truncated, rollout.episode_lengths < 5
         now, after = rollout.observations[:-1], rollout.observations[1:]
@@ -346,7 +363,9 @@ def test_no_step_that_is_trained_on_leads_from_a_cut_episode_into_the_episode_of
         assert cut.any(axis=0).sum() == 2 and rollout.truncated[cut].all()  # one worker died
         np.testing.assert_array_equal(rollout.final_observations[cut], now[cut])
         np.testing.assert_array_equal(rollout.rewards[cut], [0, 0])
-        assert np.isfinite(iterate(trainer)["value_loss"])
+        trainer.report(metrics, last=True)
+        metrics = iterate(trainer)
+        assert np.isfinite(metrics["value_loss"]) and metrics["worker_restarts"] == 0  # since the report
     with pytest.raises(ppo.ConfigError, match="on_worker_death='restart' needs worker processes"):
         dataclasses.replace(config, num_workers=0)
 
@@ -416,6 +435,13 @@ def test_a_signal_cuts_an_evaluation_short_and_the_resumed_run_makes_up_for_it(t
     assert resumed.evaluation.to_json() == whole.evaluation.to_json()
     assert ppo.resume(whole.path, envs=envs, **how).evaluation.to_json() == whole.evaluation.to_json()
     assert reports(resumed.path, times=False) == reports(whole.path, times=False)  # nothing was reported twice
+
+
+def test_a_signal_before_the_first_update_ends_a_run_and_leaves_no_folder(tmp_path):
+    config, runs = dataclasses.replace(CONFIG, num_workers=0), tmp_path / "runs"
+    with pytest.raises(KeyboardInterrupt):
+        ppo.train(config, functools.partial(Terminates, lambda: True, 3), logdir=runs, progress=False)
+    assert not list(runs.iterdir())
 
 
 def test_a_worker_that_dies_after_a_callback_has_stopped_a_run_is_an_error(tmp_path):

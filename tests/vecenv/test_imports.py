@@ -33,7 +33,7 @@ LAYERS = {
     "testing": {"errors", "tree", "rows", "vector"},
     "version": set(),
     "measure": {"errors", "make", "resources", "vector"},
-    "__main__": {"measure", "opengl", "resources", "version"},
+    "__main__": {"ids", "measure", "opengl", "resources", "version"},
     "__init__": {"errors", "ids", "make", "resources", "rows", "state", "vector", "version", "workers"},
 }
 

@@ -22,6 +22,22 @@ def test_the_report_runs_as_a_module():
     assert done.returncode == 0 and done.stdout.startswith("python "), done
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["tests.helpers:CountingEnw"], "has no class or function CountingEnw either. Did you mean 'CountingEnv'"),
+        (["no_such_module:Env"], "the module 'no_such_module' cannot be imported"),
+        (["CartPole-v1", "--env-kwargs", "size=4"], "'size=4' is not a JSON object such as '{\"key\": 1}'"),
+        (["CartPole-v1", "--env-kwargs", "[4]"], "'[4]' is not a JSON object"),
+    ],
+)
+def test_a_wrong_argument_of_measure_is_one_line(words, message, capsys):
+    with pytest.raises(SystemExit) as ended:
+        __main__.main(["measure", *words])
+    printed = capsys.readouterr().err
+    assert ended.value.code == 2 and message in printed.splitlines()[-1] and "Traceback" not in printed
+
+
 def test_the_report_does_not_load_tensorflow():
     code = "import sys, vecenv.__main__; vecenv.__main__.report(); assert 'tensorflow' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

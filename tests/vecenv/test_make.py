@@ -47,6 +47,13 @@ def test_backend_python_gives_ordinary_envs():
         assert envs.apply(lambda env: type(env.unwrapped).__name__) == ["HopperEnv"] * 2
 
 
+@pytest.mark.parametrize("env_id", ["HalfCheetah-v5", "CartPole-v1", "tests.registered:Strange-v0"])
+def test_an_argument_of_the_vector_env_among_those_of_the_env_is_an_error_that_says_where_to_pass_it(env_id, logged):
+    with pytest.raises(TypeError, match=r"vector_kwargs={'autoreset_mode': 'SameStep', 'copy': False}"):
+        vecenv.make(env_id, num_envs=2, autoreset_mode="SameStep", max_episode_steps=9, copy=False)
+    assert logged() == []
+
+
 @pytest.mark.parametrize("num_workers", [None, 1])
 def test_unknown_arguments_get_gymnasiums_error(num_workers, logged):
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'gravity' was raised from the environment"):
@@ -238,6 +245,27 @@ def test_register_envs_adds_ids_registered_later():
 def test_a_wrong_id_raises_gymnasiums_error():
     with pytest.raises(gym.error.NameNotFound, match="CartPole"):
         gym.make_vec("vecenv/CartPolle-v1", num_envs=2)
+
+
+@pytest.mark.parametrize(("name", "advice"), [("Lamp", "Did you mean 'Lamb'?"), ("Lamb-v1", "doesn't exist")])
+def test_a_wrong_name_in_a_module_that_only_workers_import_gives_a_message_without_their_traceback(
+    name, advice, tmp_path
+):
+    (tmp_path / "animals.py").write_text(
+        "from tests.helpers import CountingEnv\n\nclass Lamb(CountingEnv):\n    pass\n"
+    )
+    script = f"""
+import sys
+sys.path.append({str(tmp_path)!r})
+import gymnasium, vecenv
+try:
+    vecenv.make("animals:{name}", num_envs=2, num_workers=1)
+except gymnasium.error.UnregisteredEnv as error:
+    assert isinstance(error, vecenv.EnvError)
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert advice in done.stdout and len(done.stdout.splitlines()) == 1 and not done.stderr, done
 
 
 LOUD = """

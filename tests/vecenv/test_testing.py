@@ -90,7 +90,7 @@ class Faulty(vecenv.SyncVectorEnv):
 
     def set_state(self, states, **kwargs):
         if self.fault == "state":  # the pole's angle is forgotten
-            states[1]["env"][-1]["state"]["state"][2] = 0.0
+            states[1]["env"][-1]["state"]["dict"][0][1][2] = 0.0
         super().set_state(states, **kwargs)
 
 
@@ -112,7 +112,7 @@ class Faulty(vecenv.SyncVectorEnv):
         ("final", "SameStep", "SAME_STEP: `infos"),
         ("info mask", "NextStep", "Each key of the infos comes with a mask"),
         ("mask", "Disabled", "DISABLED: `reset"),
-        ("state", "NextStep", "A new vector env that gets the states"),
+        ("state", "NextStep", r"A new vector env that gets the states(?s:.*)missing from `get_state`, or from `saved`"),
     ],
 )
 def test_each_fault_breaks_the_rule_that_describes_it(fault, mode, sentence):
@@ -217,6 +217,24 @@ def test_a_final_observation_outside_its_space_is_reported_with_env_key_entry_an
 
     with pytest.raises(RuleBroken, match=r"final_obs\['camera'\]\[3, 4\] of env \d is 2.0, outside -1.0 to 1.0"):
         check_vector_env(lambda: Final(lambda o: None, "SameStep"))
+
+
+def test_a_warning_says_why_states_are_not_checked():
+    class Stateless(gym.Env):
+        observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+        action_space = gym.spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            return np.zeros(2, np.float32), {}
+
+        def step(self, action):
+            return np.zeros(2, np.float32), 0.0, False, True, {}
+
+    message = r"not checked: A new vector env that gets the states .*\.Stateless does not define get_state\(\)"
+    with pytest.warns(UserWarning, match=message):
+        held = check_vector_env(Stateless)
+    assert not any("get_state" in sentence for sentence in held)
 
 
 def test_every_rule_has_a_sentence():

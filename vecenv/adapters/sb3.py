@@ -45,14 +45,17 @@ class VecEnvAdapter(VecEnv):
         envs: A vector env with SAME_STEP autoreset. `close` closes it, too.
 
     Raises:
+        TypeError: If it is not a vector env of vecenv.
         ValueError: If the vector env has another autoreset mode.
     """
 
     def __init__(self, envs: PooledVectorEnv):
+        build = "build it with vecenv.make(ENV, NUM_ENVS, vector_kwargs={'autoreset_mode': 'SameStep'})"
+        if not isinstance(getattr(envs, "unwrapped", None), PooledVectorEnv):
+            raise TypeError(f"VecEnvAdapter adapts vector envs of vecenv, but got {envs!r}: {build}")
         if envs.autoreset_mode != AutoresetMode.SAME_STEP:
             raise ValueError(
-                f"the vector env's autoreset_mode is {envs.autoreset_mode}, but SB3 needs SAME_STEP: build it with "
-                "autoreset_mode='SameStep'"
+                f"the vector env's autoreset_mode is {envs.autoreset_mode}, but SB3 needs SAME_STEP: {build}"
             )
         self.envs = envs
         self._batched = isinstance(envs.env_fns, Batched)  # whether there are no single envs
@@ -101,10 +104,11 @@ class VecEnvAdapter(VecEnv):
         observations, rewards, terminated, truncated, batched = result
         infos = split_infos(batched, self.num_envs)
         dones = terminated | truncated
+        reset_infos = self.reset_infos = [*self.reset_infos]  # a new list, as in SB3, because the caller may keep it
         for i in np.flatnonzero(dones):
             # `final_info` is the info of the last step. The remaining keys come from the reset.
             final_info, final = infos[i].pop("final_info", {}), infos[i].pop("final_obs")
-            self.reset_infos[i], infos[i] = infos[i], {**final_info, "terminal_observation": final}
+            reset_infos[i], infos[i] = infos[i], {**final_info, "terminal_observation": final}
         for info, cut in zip(infos, (truncated & ~terminated).tolist(), strict=True):
             info["TimeLimit.truncated"] = cut
         return observations, rewards, dones, infos

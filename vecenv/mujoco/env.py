@@ -83,7 +83,10 @@ class MujocoVectorEnv(VectorEnv):
     """Whether the task reads `cfrc_ext`."""
 
     camera: ClassVar[dict[str, Any] | None] = None
-    """Default of `default_camera_config`. None: the camera of a custom task is its model's "track" or follows it."""
+    """Default of `default_camera_config`: attributes of `mujoco.MjvCamera`, such as `{"distance": 2.0}`.
+
+    None: a custom task uses its model's camera "track" or one that shows the robot.
+    """
 
     contacts_listed_of: ClassVar[str | None] = None
     """The model file whose contacts may be listed; see `vecenv.mujoco.contacts`. Subclasses do not inherit it."""
@@ -315,6 +318,7 @@ class MujocoVectorEnv(VectorEnv):
                 self.data.ctrl[rows] = part if ids is None else part[rows]
                 refreshes = self.current and number == len(parts) and not self.with_contact_forces
                 self.physics.step(self.frame_skip // len(parts), ids, refreshes=refreshes)
+            self._checks.stepped()
             self._episodes.count_step(ids)
         if self.with_contact_forces:
             self.physics.write_contact_forces(np.flatnonzero(stepped), self.cfrc_ext)

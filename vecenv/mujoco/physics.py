@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 import mujoco
 import numpy as np
+from gymnasium import logger
 from gymnasium.envs.mujoco.mujoco_env import expand_model_path
 
 from vecenv.mujoco.contacts import CONTACT_FIELDS, with_listed_contacts
@@ -73,6 +74,29 @@ class Batch(mujoco.batch.Batch):  # type: ignore[misc]
         self.varied[name] = super().expand(name)
         return self.varied[name]
 
+    def ray(self, pnt: Any, vec: Any, *args: Any, **kwargs: Any) -> tuple[np.ndarray, ...]:
+        """Returns the distances and the geom ids of rays, `[N, R]`, or -1 for a miss, as `mujoco.batch.Batch.ray`.
+
+        Origins and directions are `[N, R, 3]`, `[N, 1, 3]`, `[1, R, 3]` or `[3]`. `[K, 3]`, which MuJoCo takes for K
+        rays that are the same in all simulations, is an error, because it may be meant as one ray of each simulation.
+        """
+        for what, values in (("origins", pnt), ("directions", vec)):
+            if np.ndim(values) == 2 and len(values) > 1:
+                raise ValueError(
+                    f"the {what} of rays have shape {np.shape(values)}, but need [N, R, 3]: pass {what}[:, None] for "
+                    f"one ray in each simulation, or {what}[None] for the same rays in all simulations"
+                )
+        return super().ray(pnt, vec, *args, **kwargs)
+
+
+class Fields(SimpleNamespace):
+    """The fields of MjData that a task reads, and methods that return views of named objects."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in mujoco.batch.DATA_FIELDS:
+            raise AttributeError(f"to use data.{name}, list {name!r} in the task's class attribute `fields`")
+        raise AttributeError(f"data has no field or method {name!r}: it has {sorted(vars(self))}")
+
 
 class Physics:
     """N simulations of one model. Arguments that are not listed are those of `MujocoVectorEnv`.
@@ -112,7 +136,7 @@ class Physics:
         self.batch = Batch(self.model, num_sims, contacts_are_listed=list_contacts, nthread=threads, persistent=whole)
         self.varied = self.batch.varied
         arrays = {name: self.batch.bind(name) for name in ("qpos", "qvel", "ctrl", *fields)}
-        self.data = SimpleNamespace(**arrays, **{kind: getattr(self.batch, kind) for kind in _NAMED})
+        self.data = Fields(**arrays, **{kind: getattr(self.batch, kind) for kind in _NAMED})
         self._one = mujoco.MjData(self.model)
         self._contacts = mujoco.batch.Batch.bind(self.batch, "ncon")  # not `Batch.bind`: the task does not read it
         self._pushes = self.batch.bind("xfrc_applied")
@@ -186,10 +210,24 @@ def _built(source: Model, list_contacts: bool) -> mujoco.MjModel:
         return copy.copy(source)
     if isinstance(source, mujoco.MjSpec):
         return source.copy().compile()
-    path = os.path.abspath(source) if isinstance(source, os.PathLike) else expand_model_path(source)
+    path = os.path.abspath(source) if isinstance(source, os.PathLike) else _path_of(source)
     if list_contacts:
         return with_listed_contacts(mujoco.MjSpec.from_file(path))
     return mujoco.MjModel.from_xml_path(path)
+
+
+def _path_of(name: str) -> str:
+    """Returns the path of a model as Gymnasium does: a name without a folder is that of one of Gymnasium's models."""
+    own = f"./{name}" if name[:1] not in (".", "/", "~") else None
+    try:
+        path = expand_model_path(name)
+    except OSError:
+        if own is None:
+            raise
+        raise OSError(f"Gymnasium has no model {name!r}. For a file in the current folder, pass {own!r}") from None
+    if own is not None and os.path.exists(own):
+        logger.warn(f"xml_file={name!r} is Gymnasium's model. For the file in the current folder, pass {own!r}.")
+    return path
 
 
 def _refuse_callbacks() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import gymnasium as gym
+import mujoco
 import numpy as np
 from gymnasium import spaces
 
@@ -44,6 +45,10 @@ class Outcome(NamedTuple):
     infos: Infos
 
 
+_RESETS = slice(mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQACC + 1)
+"""The warnings after which MuJoCo resets a simulation to the model's defaults: positions, velocities, accelerations."""
+
+
 class TaskChecks:
     """Checks the values of a task. Every error names the method that returned or wrote an invalid value.
 
@@ -60,6 +65,8 @@ class TaskChecks:
         self.name, self.num_envs = name, num_envs
         self._physics, self._trusted = physics, trusted
         self._everyone = np.ones(num_envs, np.bool_)
+        self._warnings = physics.batch.warning[:, _RESETS]
+        self._may_be_reset = not (trusted or physics.model.opt.disableflags & mujoco.mjtDisableBit.mjDSBL_AUTORESET)
 
     def actions(self, actions: Any, ids: Sequence[int], space: gym.Space) -> np.ndarray:
         """Returns actions for the envs `ids` as an array `[n, ...]` in C order, in the dtype that the caller passed.
@@ -143,6 +150,19 @@ class TaskChecks:
                 self._check_finite(method, f"data.{name}", self._physics.batch.bind(name), mask)
         for name, values in self._physics.varied.items():
             self._check_finite(method, f"the model's {name}", values, mask)
+
+    def stepped(self) -> None:
+        """Raises InvalidRow if MuJoCo reset a simulation in a step, which it does not report otherwise."""
+        if self._may_be_reset and np.count_nonzero(self._warnings):
+            env, which = (int(at[0]) for at in np.nonzero(self._warnings[..., 1]))
+            text = mujoco.mju_warningText(_RESETS.start + which, self._warnings[env, which, 0])
+            self._warnings[...] = 0  # MuJoCo keeps the warning until the next reset
+            raise InvalidRow(
+                f"MuJoCo reset the simulation of env {env} of this {self.name} during a step. {text} Use a smaller "
+                'time step or weaker actuators. With <option><flag autoreset="disable"/></option> in the model, MuJoCo '
+                "does not reset it, so that the task can end the episode.",
+                env,
+            )
 
     def space_of(self, observed: Any, method: str = "observe()") -> spaces.Space:
         """Returns the space of one env's observations, without bounds, for the result of `observe()`."""

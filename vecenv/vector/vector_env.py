@@ -230,6 +230,11 @@ class PooledVectorEnv(VectorEnv):
         self._state = _IDLE
         return result
 
+    @property
+    def worker_restarts(self) -> int:
+        """How often a dead worker was replaced (`on_worker_death="restart"`)."""
+        return self._pool.restarts
+
     def _mark_cut(self, slot: int, envs: Sequence[int]) -> None:
         """Called when a step reports that the episodes of these envs were cut, before its results are read."""
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from gymnasium import logger
+from gymnasium.error import UnregisteredEnv
 
 from vecenv.errors import NotRestorable, SharedMemoryFull, VecEnvError, WorkerDied, env_error
 from vecenv.workers.messenger import BadMessage, WorkerHandle
@@ -69,6 +70,11 @@ def worker_failed(worker: WorkerHandle, reply: ErrorReply, *, broken: bool = Tru
         full = exception_type is not None and issubclass(exception_type, SharedMemoryFull)
         error_type = SharedMemoryFull if full else NotRestorable
         return error_type(f"{who} in worker {worker.index}: {reply.refusal}")
+    unknown = exception_type is not None and issubclass(exception_type, UnregisteredEnv)
+    if reply.doing == "construction" and unknown:  # the name is wrong, not the env
+        return env_error(
+            exception_type, re.findall(r"^gymnasium\.error\.\w+: (.*)$", reply.traceback, re.MULTILINE)[-1]
+        )
     if reply.doing not in ("construction", "worker_init"):
         # Gymnasium logs these lines before it raises. It also logs the traceback, which this exception contains.
         env = worker.low if reply.env is None else reply.env

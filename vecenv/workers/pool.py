@@ -64,10 +64,12 @@ class Pool(ABC):
     Attributes:
         ranges: The envs of each worker, in order. A pool without workers has one range.
         processes: The worker processes; empty if there are none.
+        restarts: How often a dead worker was replaced.
     """
 
     ranges: list[EnvRange]
     processes: list[BaseProcess]
+    restarts: int = 0
 
     @abstractmethod
     def start(self) -> list[EnvDescription]:

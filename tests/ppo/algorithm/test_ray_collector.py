@@ -232,6 +232,7 @@ def test_a_killed_collector_is_replaced_and_its_envs_begin_fresh_episodes(tmp_pa
     watching = Watching(monkeypatch, kill_soon)
     result = train(tmp_path, config, envs=Slow, collectors=2, callbacks=[watching])
     assert result.env_steps == 768 and result.evaluation is not None
+    assert sum(report["worker_restarts"] for report in reports(result.path)) == 1
     (warning,) = [one for one in watching.warnings if "collector" in one]
     assert "collector 1 of 2 (envs 2:4" in warning and "began fresh episodes" in warning
 

@@ -12,6 +12,7 @@ from gymnasium import spaces
 import ppo
 import vecenv
 from ppo import Policy, Run
+from ppo.envs import env_options
 from ppo.policies.policy import load_agent
 from tests.helpers import CountingEnv, assert_same
 from tests.ppo.runs import untrained_run
@@ -271,3 +272,20 @@ def test_the_return_scale_of_a_run_is_in_its_checkpoint(tmp_path):
     unscaled = Policy(agent)
     assert scales[-1] > 1.5
     np.testing.assert_allclose(policy.value(MANY), scales[-1] * unscaled.value(MANY), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"env": "CartPole-v1", "wrappers": ("TimeAwareObservation",), "env_kwargs": {"max_episode_steps": 7}},
+        {"env": "Taxi-v4", "wrappers": ("TimeAwareObservation",), "info_masks": True},
+    ],
+)
+def test_the_code_in_the_warning_about_wrappers_makes_the_env_that_the_policy_was_trained_on(tmp_path, settings):
+    config = ppo.Config(**settings)
+    env = vecenv.make_single(config.env, **env_options(config))
+    run = untrained_run(tmp_path, env.observation_space, env.action_space, given=False, **settings)
+    with pytest.warns(UserWarning, match="with the wrappers TimeAwareObservation: use it with") as warnings:
+        policy = ppo.load_policy(run)
+    advised = eval(str(warnings[0].message).split("`")[1], {"vecenv": vecenv})
+    assert advised.observation_space == policy.observation_space == env.observation_space

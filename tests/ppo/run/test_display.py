@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ from ppo.cli.train import grouped, settings_of
 from ppo.config import SETTINGS
 from ppo.run import display as displays
 from ppo.run.display import Display, Output
+from ppo.run.signals import Stop
 from ppo.run.status import Status, Tally
 
 CONFIG = Config(env="CartPole-v1", total_steps=8192)
@@ -104,6 +106,18 @@ def test_a_silence_is_broken_by_a_line_that_says_what_is_being_done(monkeypatch)
         assert console.file.event.wait(10)
         shown_until(console, "compiling the update, 0:00:0")
     assert not [thread for thread in threading.enumerate() if thread.name == "display"]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_run_that_is_told_to_stop_says_so_at_once_and_only_once(terminal):
+    stop, console = Stop(), Console(file=Written(), force_terminal=terminal, width=140)
+    with Display(console) as display:
+        display.on_status(Status("collecting", stop))
+        stop.request(signal.SIGINT)
+        shown_until(console, "stopping. A second Ctrl-C or SIGTERM stops at once;")
+        display.on_warning("later")
+        display.on_end(None, KeyboardInterrupt())
+    assert console.file.getvalue().count("stopping") == 1
 
 
 def test_commands_show_what_they_are_doing_on_stderr(capsys, monkeypatch):

@@ -68,9 +68,9 @@ READERS = {
     "resume": lambda run, trust: command("train", ["--resume", str(run), *_flags(trust)]),
     "export": lambda run, trust: command("export", [str(run), *_flags(trust)]),
     "load_policy": lambda run, trust: ppo.load_policy(run, trust_modules=trust),
-    "evaluate_run": lambda run, trust: evaluate_run(Run.open(run, trust_modules=trust), 1),
-    "record_run": lambda run, trust: record_run(Run.open(run, trust_modules=trust), run.parent / "videos", 1),
-    "export()": lambda run, trust: write_export(Run.open(run, trust_modules=trust), run.parent / "out", "savedmodel"),
+    "evaluate_run": lambda run, trust: evaluate_run(run, 1, trust_modules=trust),
+    "record_run": lambda run, trust: record_run(run, run.parent / "videos", 1, trust_modules=trust),
+    "export()": lambda run, trust: write_export(run, run.parent / "out", "savedmodel", trust_modules=trust),
     "resume()": lambda run, trust: ppo.resume(run, trust_modules=trust),
 }
 NEED_NO_ENV = ("export", "export()", "load_policy")
@@ -138,9 +138,27 @@ def test_a_module_that_only_the_run_names_is_not_imported(place, reader, setting
     if "network" not in settings and reader in NEED_NO_ENV:
         READERS[reader](run, False)
     else:
-        with pytest.raises(RunError, match=r"strange names .*mine.*importing mine runs code.* pass --trust-modules"):
+        with pytest.raises(
+            RunError, match=r"strange names .*mine.*importing mine runs code.* --trust-modules .*, trust_modules=True"
+        ):
             READERS[reader](run, False)
     assert not (place / "mark").exists() and "mine" not in sys.modules
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_every_command_and_function_finds_a_run_by_its_name_in_the_folder_runs(place, reader):
+    names(place / "runs" / "strange", network="mine:network")
+    with pytest.raises(RunError, match=r"runs/strange names network='mine:network'"):
+        READERS[reader](Path("strange"), False)
+
+
+def test_a_module_that_is_already_imported_needs_trust_too(place):
+    """A run may name any of its functions, with arguments."""
+    call = {"env": "subprocess:run", "env_kwargs": {"args": ["touch", str(place / "mark")]}}
+    names(place / "runs" / "strange", **call)
+    with pytest.raises(RunError, match="importing subprocess runs code"):
+        evaluate_run(place / "runs" / "strange", 1)
+    assert "subprocess" in sys.modules and not (place / "mark").exists()
 
 
 def test_a_command_in_the_run_folder_imports_nothing_from_it(place, monkeypatch):
@@ -164,7 +182,7 @@ def test_this_projects_ids_and_gymnasiums_wrappers_need_no_trust_but_other_uses_
 
 
 @pytest.mark.parametrize("settings", [{"env": "mine:Some-v0"}, {"wrappers": ["mine:wrapper", "mine:wrapper:{}"]}])
-@pytest.mark.parametrize("reader", ["evaluate", "visualize", "evaluate_run", "resume", "resume()"])
+@pytest.mark.parametrize("reader", ["evaluate", "visualize", "evaluate_run", "record_run", "resume", "resume()"])
 def test_an_env_or_wrappers_that_the_user_trusts_are_imported(place, reader, settings):
     (place / "mine.py").write_text(EVIL.format(mark=str(place / "mark")))
     names(place / "runs" / "strange", **settings, total_steps=2048, eval_episodes=1)
@@ -176,7 +194,7 @@ def test_an_env_or_wrappers_that_the_user_trusts_are_imported(place, reader, set
     assert (place / "mark").exists()
 
 
-@pytest.mark.parametrize("reader", ["evaluate", "evaluate_run", "load_policy", "export"])
+@pytest.mark.parametrize("reader", ["evaluate", "evaluate_run", "load_policy", "export", "export()"])
 def test_a_network_that_the_user_trusts_is_imported(place, reader):
     (place / "mine.py").write_text(EVIL.format(mark=str(place / "mark")))
     names(place / "runs" / "strange", network="mine:network")
@@ -218,7 +236,7 @@ READ = ["spaces.json", "versions.json", "evaluation.json", "metrics.jsonl", "ori
 OTHER_READERS = {
     "plot": lambda run, trust: command("plot", [str(run)]),
     "init_from": lambda run, trust: ppo.train(ppo.Config(), init_from=run, logdir=run.parent),
-    "evaluate an open run": lambda run, trust: evaluate_run(Run(run), 1),
+    "evaluate an open run": lambda run, trust: evaluate_run(Run(run, trust_modules=trust), 1),
 }
 
 

@@ -52,6 +52,42 @@ def test_a_second_signal_ends_a_process_that_is_blocked_in_a_c_call(code, number
             process.kill()
 
 
+IN_A_RUN = (
+    BLOCKED
+    + """
+stop = signals.Stop()
+stop.kept = lambda: KEPT
+def run():
+  threading.Thread(target=lambda: stop.wait() and print("told", flush=True), daemon=True).start()
+  with signals.stop_on_signal(stop):
+    block()
+commands.main(run)
+"""
+)
+
+
+def test_a_run_learns_of_its_first_signal_inside_c_and_the_second_prints_what_is_saved():
+    code = IN_A_RUN.replace("KEPT", "'env-step 64 is saved'")
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code], **how) as process:
+        assert process.stdout.readline() == "blocked\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "told\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130 and errors.splitlines() == ["", "stopped at once: env-step 64 is saved"]
+
+
+def test_the_first_signal_ends_a_run_inside_c_that_has_learned_nothing():
+    code = IN_A_RUN.replace("KEPT", "None")
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code], **how) as process:
+        assert process.stdout.readline() == "blocked\n"
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=20)
+    assert process.returncode == 143 and errors.splitlines() == ["", "stopped at once: nothing had been learned yet"]
+
+
 @pytest.fixture
 def handler():
     """Counts SIGINTs, and restores the previous handler after the test."""
@@ -71,6 +107,13 @@ def test_an_immediate_repeat_does_not_count_and_a_later_signal_reaches_the_previ
         assert len(handler) == 1
     os.kill(os.getpid(), signal.SIGINT)
     assert len(handler) == 2  # the previous handler is restored
+
+
+def test_the_first_signal_reaches_the_previous_handler_and_interrupts_a_run_that_has_learned_nothing(handler):
+    with pytest.raises(KeyboardInterrupt), stop_on_signal() as stop:
+        stop.kept = lambda: None
+        os.kill(os.getpid(), signal.SIGINT)
+    assert stop.is_set() and stop.number == signal.SIGINT and len(handler) == 1
 
 
 def test_a_hangup_stops_a_run_but_is_never_the_second_signal(handler, monkeypatch):

@@ -1,5 +1,8 @@
 """Tests that training, evaluations and recordings always say what they are doing, however slow the env is."""
 
+import signal
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -7,7 +10,8 @@ import ppo
 import vecenv
 from ppo.policies.evaluation import Players, play
 from ppo.run.metrics import Clock
-from ppo.run.status import Status, Tally
+from ppo.run.signals import Stop
+from ppo.run.status import Collecting, Status, Tally
 from tests.helpers import CountingEnv
 
 CONFIG = ppo.Config(
@@ -74,6 +78,19 @@ def test_a_status_returns_to_what_it_said_before():
         tally.episodes, tally.steps = 1, 2000
         assert str(status) == "evaluating: 1 of 3 episodes, 2,000 steps"
     assert str(status) == "training"
+
+
+def test_a_status_says_how_a_run_ends_that_was_told_to_stop():
+    stop = Stop()
+    status, collector = Status("training", stop), SimpleNamespace(steps=1500)
+    assert status.stopping is None
+    stop.kept = lambda: "env-step 64 is saved"
+    stop.request(signal.SIGTERM)
+    assert status.stopping == "stopping. A second Ctrl-C or SIGTERM stops at once; env-step 64 is saved"
+    with status.doing(Collecting(collector, 4096)):
+        assert status.stopping.startswith("stopping after this update, 2,596 env-steps left. A second Ctrl-C")
+    stop.kept = lambda: None
+    assert status.stopping == "stopping at once, because nothing has been learned yet"
 
 
 def test_an_evaluation_counts_episodes_and_steps_as_they_happen(monkeypatch):

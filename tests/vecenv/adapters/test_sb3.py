@@ -54,6 +54,21 @@ def test_truncated_and_terminal_observation_describe_the_episode_that_ended():
     assert "terminal_observation" not in infos[0] and venv.reset_infos[1] == {"started": 1}
 
 
+def test_a_vector_env_of_another_package_is_an_error_that_says_how_to_build_one():
+    with pytest.raises(TypeError, match=r"got CartPoleVectorEnv.*vecenv\.make\(.*'autoreset_mode': 'SameStep'"):
+        VecEnvAdapter(gym.make_vec("CartPole-v1", num_envs=2))
+
+
+def test_reset_infos_that_the_caller_keeps_never_change():
+    venv = SubprocVecEnv(counting_fns(2))
+    venv.reset()
+    kept = venv.reset_infos
+    for _ in range(4):  # both envs reset
+        venv.step(np.zeros(2, np.int64))
+    venv.close()
+    assert list(kept) == [{"started": 0}] * 2 and list(venv.reset_infos) == [{"started": 1}] * 2
+
+
 class ReusingEnv(CountingEnv):
     """Returns the same info in each step, with new values."""
 
@@ -233,7 +248,7 @@ def test_the_bounds_of_an_observation_hold_in_all_envs(shape):
 
 
 def test_another_autoreset_mode_is_rejected():
-    with pytest.raises(ValueError, match="autoreset_mode='SameStep'"):
+    with pytest.raises(ValueError, match="'autoreset_mode': 'SameStep'"):
         VecEnvAdapter(vecenv.SyncVectorEnv(counting_fns(2)))
 
 

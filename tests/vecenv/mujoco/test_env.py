@@ -559,6 +559,19 @@ def test_rays_measure_distances_and_do_not_change_the_simulations(whole):
         assert_same(*(each.step(np.full((3, 2), 0.4)) for each in (envs, others)))
 
 
+def test_rays_that_may_be_those_of_each_simulation_or_of_all_are_an_error():
+    envs = Robot()
+    envs.reset(seed=0)
+    ray, down = envs.physics.batch.ray, [0, 0, -1.0]
+    origins = envs.data.qpos[:, :3] - [0, 0, 0.1]
+    with pytest.raises(ValueError, match=r"origins of rays have shape \(3, 3\).*origins\[:, None\].*origins\[None\]"):
+        ray(origins, down)
+    with pytest.raises(ValueError, match=r"directions of rays have shape \(2, 3\)"):
+        ray(origins[:, None], [down, down])
+    assert ray(origins[:, None], down)[0].shape == (3, 1)
+    assert ray(origins[None], down)[0].shape == (3, 3) and ray(origins[0], down)[0].shape == (3, 1)
+
+
 def test_a_named_view_writes_the_model_of_each_env():
     envs = Robot()
     envs.data.body("trunk").mass = np.array([[1.0], [2.0], [3.0]])
@@ -597,6 +610,22 @@ def test_a_model_is_copied_and_episodes_begin_at_a_keyframe(kind, tmp_path):
         envs.step(np.zeros((3, 2)))
     envs.reset(options={"reset_mask": np.array([False, True, False])})
     assert (envs.data.qpos[:, 2] == 0.5).tolist() == [False, True, False]
+
+
+def test_a_name_of_a_model_without_a_folder_that_may_mean_a_file_in_the_current_folder_is_not_silent(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    for name in ("robot.xml", "hopper.xml"):
+        (tmp_path / name).write_text(ROBOT)
+    with pytest.raises(OSError, match=r"Gymnasium has no model 'robot\.xml'\. For a file .* pass './robot\.xml'"):
+        Robot(xml_file="robot.xml")
+    with pytest.raises(OSError, match=r"\./nope\.xml does not exist"):
+        Robot(xml_file="./nope.xml")
+    with pytest.warns(UserWarning, match=r"'hopper\.xml' is Gymnasium's model.* pass './hopper\.xml'"):
+        assert Hopper(1, xml_file="hopper.xml").model.nq == 6
+    with warnings.catch_warnings(action="error"):
+        assert Robot(xml_file="./robot.xml").model.nq == 8
 
 
 def test_reward_terms_are_added_up_and_summed_over_the_episode():
@@ -707,6 +736,35 @@ def test_an_invalid_number_that_a_hook_writes_to_a_simulation_is_an_error_that_n
     assert [note.split(" during ")[0] for note in caught.value.__notes__] == ["raised by env 1"]
 
 
+class Ball(MujocoVectorEnv):
+    saved = ()
+
+    def __init__(self, options=""):
+        model = f"<mujoco>{options}<worldbody><body><freejoint/><geom size='1'/></body></worldbody></mujoco>"
+        super().__init__(3, xml_file=mujoco.MjSpec.from_string(model), frame_skip=2)
+
+    def observe(self):
+        return self.data.qpos
+
+    def outcome(self, before, actions):
+        return np.zeros(3), np.zeros(3, bool), {}
+
+
+def test_a_simulation_that_mujoco_resets_during_a_step_is_an_error_unless_the_model_or_gymnasium_permits_it():
+    envs = Ball()
+    for field, value in (("qvel", 1e11), ("qpos", -1e11), ("qvel", 1e11)):
+        envs.reset(seed=0)
+        getattr(envs.data, field)[1, 2] = value
+        with pytest.raises(ValueError, match=rf"reset the simulation of env 1 of this Ball .* {field.upper()} .* 2\."):
+            envs.step_rows([1, 2], np.zeros((2, 0)))
+        envs.reset(seed=0)
+        envs.step(np.zeros((3, 0)))
+    for permitted in (Ball("<option><flag autoreset='disable'/></option>"), Hopper(3)):
+        permitted.reset(seed=0)
+        permitted.data.qvel[1, 2] = 1e11
+        permitted.step(np.zeros((3, permitted.model.nu)))
+
+
 def test_invalid_actions_and_states_are_errors_that_name_the_env():
     envs = Robot()
     envs.reset(seed=0)
@@ -794,6 +852,10 @@ def test_the_errors_for_a_missing_name_list_the_names():
         Robot(keyframe="low")
     with pytest.raises(KeyError, match=r"Invalid name 'gyros'. Valid names: .*'gyro'"):
         Robot().data.sensor("gyros")
+    with pytest.raises(AttributeError, match=r"to use data\.mocap_pos, list 'mocap_pos' in .* `fields`"):
+        Robot().data.mocap_pos  # noqa: B018
+    with pytest.raises(AttributeError, match=r"data has no field or method 'qposs': it has \['actuator', .*'qpos'"):
+        Robot().data.qposs  # noqa: B018
     with pytest.raises(ValueError, match="must return arrays nested like"):
         envs = Robot()
         envs.reset(seed=0)

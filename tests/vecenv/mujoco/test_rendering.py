@@ -56,6 +56,13 @@ def test_every_frame_equals_gymnasiums(opengl, env_id, num_workers):
     theirs.close()
 
 
+def run_alone(function):
+    """Runs a function of this module in a process without TensorFlow."""
+    code = f"from tests.vecenv.mujoco import test_rendering; test_rendering.{function}()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
 class Painted(HalfCheetah):
     """The second and later cheetahs are thick and red."""
 
@@ -83,9 +90,7 @@ def painted():
 
 def test_frames_show_each_envs_model_and_environment_variables_do_not_change(opengl, monkeypatch):
     monkeypatch.delenv("MUJOCO_GL")
-    code = "from tests.vecenv.mujoco.test_rendering import painted; painted()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
+    run_alone("painted")
 
 
 def followed():
@@ -118,10 +123,34 @@ class Ball(MujocoVectorEnv):
         return np.zeros(self.num_envs), np.zeros(self.num_envs, bool), {}
 
 
-def test_the_camera_of_a_task_follows_the_robot_by_default(opengl):
-    code = "from tests.vecenv.mujoco.test_rendering import followed; followed()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
+def framed():
+    """Renders an arm in all directions, with a free object before it in the model; runs in a separate process."""
+    for actuator in ('<motor joint="elbow"/>', '<position tendon="cable"/>'):
+        spec = mujoco.MjSpec.from_string(
+            '<mujoco><worldbody><light directional="true"/><geom type="plane" size="0 0 1"/>'
+            '<body pos="1 -1 0.1"><freejoint/><geom size="0.1"/></body><body pos="1 0 1">'
+            '<geom type="cylinder" size="0.05 0.05"/><body><joint axis="0 0 1"/>'
+            '<geom type="capsule" fromto="0 0 0 2 0 0" size="0.02"/>'
+            '<body pos="2 0 0"><joint name="elbow" axis="0 0 1"/>'
+            '<geom type="capsule" fromto="0 0 0 2 0 0" size="0.02"/>'
+            '<geom pos="2 0 0" size="0.4" rgba="1 0 0 1"/></body></body></body></worldbody>'
+            '<tendon><fixed name="cable"><joint joint="elbow" coef="1"/></fixed></tendon>'
+            f"<actuator>{actuator}</actuator></mujoco>"
+        )
+        envs = Ball(8, xml_file=spec, frame_skip=1, **SIZE)
+        envs.reset(seed=0)
+        envs.data.qpos[0, -1] = 3  # folded
+        envs.render_env(0)
+        envs.data.qpos[:, -2] = np.arange(8) * np.pi / 4
+        envs.physics.start(np.arange(8))
+        for frame in envs.render():
+            assert 1e-4 < (frame[..., 0] > 2 * frame[..., 1].astype(int)).mean() < 0.1
+        envs.close()
+
+
+@pytest.mark.parametrize("renders", ["followed", "framed"])
+def test_the_camera_of_a_task_follows_the_robot_by_default_or_shows_all_that_it_reaches(opengl, renders):
+    run_alone(renders)
 
 
 @pytest.mark.parametrize("variable", [None, "no_such_library"])
@@ -151,3 +180,44 @@ def test_the_error_without_a_render_mode_says_what_to_pass():
 def test_options_that_gymnasium_lacks_are_rejected():
     with pytest.raises(TypeError, match="unexpected keyword argument 'zoom'"):
         HalfCheetah(2, zoom=3)
+
+
+TRACKED = '<mujoco><worldbody><body><freejoint/><geom size="1"/><camera name="track"/></body></worldbody></mujoco>'
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"default_camera_config": "top"}, r"`camera`\) is 'top', but must be a dict .*\['track'\], pass camera_name"),
+        ({"default_camera_config": {"dist": 2}}, r"`camera`\) has the unknown key 'dist': use azimuth, distance"),
+        ({"default_camera_config": {"distance": "far"}}, "invalid distance: 'far'"),
+        ({"default_camera_config": {"lookat": np.zeros(2)}}, "invalid lookat: array"),
+        ({"default_camera_config": {"type": 1, "trackbodyid": 9}}, r"trackbodyid: 9, which is not in range\(0, 2\)"),
+        ({"default_camera_config": {"type": mujoco.mjtCamera.mjCAMERA_TRACKING}}, "invalid trackbodyid: -1"),
+        ({"camera_name": "top"}, r"the model has no camera 'top': its cameras are \['track'\]"),
+        ({"camera_id": 1}, "camera_id=1: it must be from -1 to 0"),
+        ({"max_geom": "many"}, "max_geom='many': it must be a positive integer"),
+        ({"width": 80.0}, "width=80.0: it must be a positive integer"),
+    ],
+)
+def test_an_invalid_camera_or_size_is_an_error_that_says_what_is_valid_before_anything_is_rendered(options, message):
+    spec = mujoco.MjSpec.from_string(TRACKED)
+    with pytest.raises((TypeError, ValueError), match=message):
+        Ball(1, xml_file=spec, frame_skip=1, render_mode="rgb_array", **options)
+    if "default_camera_config" in options:
+        with pytest.raises((TypeError, ValueError), match=message):
+            type("Filmed", (Ball,), {"camera": options["default_camera_config"]})(1, xml_file=spec, frame_skip=1)
+
+
+def misdirected():
+    """Gives a renderer's camera an attribute that does not exist; runs in a separate process."""
+    envs = HalfCheetah(1, **SIZE)
+    envs.reset(seed=0)
+    envs.mujoco_renderer.default_cam_config = {"dist": 2}
+    with pytest.raises(AttributeError, match="dist"):
+        envs.render()
+    envs.close()
+
+
+def test_an_error_of_a_working_backend_is_not_reported_as_a_missing_backend(opengl):
+    run_alone("misdirected")

@@ -2,10 +2,12 @@
 
 import contextlib
 import os
+import re
 import signal
 import stat
 import threading
 import time
+import warnings
 
 import gymnasium as gym
 import numpy as np
@@ -62,6 +64,19 @@ def test_cut_episodes_are_truncated_with_their_last_complete_observation(mode):
         observations, _, _, truncated, _ = envs.step([0] * 4)
         np.testing.assert_array_equal(observations[:, 2], [*next_steps, 8, 8])
         assert not truncated.any()
+
+
+def test_every_restart_is_counted_and_a_warning_even_under_the_filter_that_drops_repeated_ones():
+    with restarting() as envs:
+        envs.reset()
+        assert envs.worker_restarts == 0
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("default")
+            for _ in range(3):
+                kill(envs, 0)
+                envs.step([0] * 4)
+        numbers = [re.search(r"Restarts so far: (\d+)", str(warning.message)).group(1) for warning in caught]
+        assert numbers == ["1", "2", "3"] and envs.worker_restarts == 3
 
 
 def test_a_cut_row_that_the_new_process_leaves_to_the_parent_is_not_checked_there():
