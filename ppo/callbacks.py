@@ -104,8 +104,8 @@ def checked(callbacks: Callback | Iterable[Callback]) -> list[Callback]:
     for one in given:
         if not isinstance(one, Callback):
             raise TypeError(
-                f"callbacks has {one!r}, which is not a ppo.Callback: derive a class from ppo.Callback, override "
-                "on_update, and pass an instance, or omit callbacks"
+                f"callbacks contains {one!r}, which is not a ppo.Callback: derive a class from ppo.Callback, override "
+                "on_update, and pass an instance"
             )
     return given
 

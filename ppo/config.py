@@ -111,7 +111,7 @@ class Config:
     report_interval: Annotated[int, Setting("run", AT_LEAST_1, resumable=True, help=
         "Env-steps between reports.")] = 10_000
     checkpoint_interval: Annotated[int, Setting("run", AT_LEAST_1, resumable=True, help=
-        "Env-steps between checkpoints. If they take longer than ten minutes, there are more.")] = 200_000
+        "Env-steps between checkpoints. One is also due ten minutes after the last one.")] = 200_000
     eval_interval: Annotated[int | None, Setting("run", AT_LEAST_1, resumable=True, help=
         "Env-steps between evaluations. A checkpoint precedes each. None: one at the end.")] = None
     info_metrics: Annotated[tuple[str, ...], Setting("run", resumable=True, help=
@@ -134,10 +134,9 @@ class Config:
     lr_schedule: Annotated[Literal["linear", "constant", "kl_adaptive"], Setting("optimization", help=
         "Decay to 0, stay constant, or adapt to kl_target.")] = "linear"
     adam_epsilon: Annotated[float, Setting("optimization", POSITIVE, help="Adam's epsilon.")] = 1e-5
-    gamma: Annotated[float, Setting("optimization", UNIT, help="Discount factor per step, at first.")] = 0.99
+    gamma: Annotated[float, Setting("optimization", UNIT, help="Initial discount factor per step.")] = 0.99
     final_gamma: Annotated[float | None, Setting("optimization", UNIT, help=
-        "Discount factor at the end, which is approached linearly. None: 0.995 if gamma is 0.99, otherwise "
-        "gamma.")] = None
+        "Final discount factor, reached linearly. None: 0.995 if gamma is 0.99, otherwise gamma.")] = None
     gae_lambda: Annotated[float, Setting("optimization", UNIT, help=
         "GAE's lambda.")] = 0.95
 
@@ -424,8 +423,8 @@ def _instead_of(value: Any, options: tuple[Any, ...]) -> str:
     if not callable(value):
         return ""
     if float in options:
-        return ". Only the learning rate and entropy_coef have a schedule, lr_schedule"
-    module, name = getattr(value, "__module__", ""), getattr(value, "__qualname__", "<unnamed>")
+        return ". Only learning_rate and entropy_coef (lr_schedule) and gamma (final_gamma) have a schedule"
+    module, name = getattr(value, "__module__", None) or "", getattr(value, "__qualname__", "<unnamed>")
     named = name if module.startswith("gymnasium.wrappers") else f"{module}:{name}"
     return f". Write its name, '{named if '<' not in name else 'module:name'}'" if str in options else ""
 
@@ -436,7 +435,7 @@ _construct = Config.__init__
 @functools.wraps(_construct)
 def _init(self: Config, *args: Any, **settings: Any) -> None:
     """Names the nearest setting if one is unknown, such as another library's name."""
-    for unknown in settings.keys() - SETTINGS.keys():
+    for unknown in sorted(settings.keys() - SETTINGS.keys()):
         near = difflib.get_close_matches(unknown, SETTINGS, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise TypeError(f"Config has no setting {unknown!r}.{hint} `ppo train --help` lists all settings.")

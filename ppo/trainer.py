@@ -91,12 +91,12 @@ class Trainer:
         self.progress = Progress(config, {team.name: team.members for team in self.teams if team.name})
         modules = modules_in_checkpoints(self.teams)
         self._observed: dict[str, Any] = {}
-        self._reported_restarts = 0
+        self._restarts = self._reported_restarts = collector.restarts
         self.saver = Saver(
             run, self.progress, collector, callback, modules, status=self._status,
             actions=lambda: recorded_actions(self.teams.actors, self._observed),
         )  # fmt: skip
-        self._stop.kept = self.saver.kept
+        self._stop.kept, self._stop.discard = self.saver.kept, run.discard_if_empty
         if resume:
             self.saver.resume(config)
         self._evaluator = Evaluator(run, self.saver, config, evaluated, self._status)
@@ -185,7 +185,8 @@ class Trainer:
         times = progress.clock.read(progress.env_steps)
         metrics = {"env_steps": progress.env_steps, **times, **progress.episodes.summary(), **with_means(losses)}
         if self.config.on_worker_death == "restart":
-            metrics["worker_restarts"] = self.collector.restarts - self._reported_restarts
+            self._restarts = self.collector.restarts
+            metrics["worker_restarts"] = self._restarts - self._reported_restarts
         progress.unreported = metrics
         return metrics
 
@@ -197,7 +198,7 @@ class Trainer:
         config, progress, callback, evaluation = self.config, self.progress, self._callback, None
         if not last and not progress.due(config.report_interval, config.eval_interval):
             return
-        self._reported_restarts = self.collector.restarts
+        self._reported_restarts = self._restarts
         progress.clock.restart(progress.env_steps)  # here, so that the next speed includes the time of the evaluation
         if progress.due(config.eval_interval):
             evaluation = self.evaluate()

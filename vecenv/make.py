@@ -94,12 +94,13 @@ def make(
     if num_envs < 1:
         raise ValueError(f"num_envs={num_envs} is out of range: it must be 1 or more")
     _check_backend(backend)
+    vector_kwargs, wrappers = vector_kwargs or {}, named_wrappers(wrappers)
     if misplaced := {name: value for name, value in env_kwargs.items() if name in _VECTOR_ARGUMENTS}:
         raise TypeError(
-            f"{', '.join(misplaced)}: arguments of the vector env, which the envs do not get. Pass "
-            f"vector_kwargs={misplaced!r}. For an env with an argument of this name, pass functions to AsyncVectorEnv."
+            f"arguments of the vector env, not of its envs: {', '.join(misplaced)}. Pass "
+            f"vector_kwargs={vector_kwargs | misplaced!r}. For an env with an argument of this name, pass functions to "
+            "AsyncVectorEnv."
         )
-    vector_kwargs, wrappers = vector_kwargs or {}, named_wrappers(wrappers)
     spec, source = find_spec(env_id, here=num_workers == 0)
 
     def single_envs(unless_backend: str | None = None) -> AsyncVectorEnv:

@@ -63,10 +63,10 @@ class Measurement:
             best = max(ours, key=ours.__getitem__)
             fastest = f"Fastest: {best}."
             if gains := self.gains(best):
-                gain = statistics.median(gains)
-                fastest = f"Fastest: {best}, {gain:.2f} times as fast as {SYNC}."
-                if gain < 1:
-                    fastest = f"Fastest: {SYNC}. Next: {best}, {gain:.2f} times as fast."
+                ratio = statistics.median(gains)
+                fastest = f"Fastest: {best}, {ratio:.2f} times as fast as {SYNC}."
+                if ratio < 1:
+                    fastest = f"Fastest: {SYNC}. Next: {best}, {ratio:.2f} times as fast."
             lines += [
                 "",
                 fastest,

@@ -15,7 +15,7 @@ def learning_rate_at(config: Config, update: int) -> float:
 
 
 def gamma_at(config: Config, update: int) -> float:
-    """Returns the scheduled discount factor: linear from `gamma` to `final_gamma`, which follows the last update.
+    """Returns the scheduled discount factor: linear from `gamma` to `final_gamma`, which it reaches at the end.
 
     A factor that rises during training is from François-Lavet et al. (2015, arXiv 1512.02011).
     """

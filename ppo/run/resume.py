@@ -219,7 +219,6 @@ class Saver:
             vecenv.WorkerDied, vecenv.StateError, multiprocessing.TimeoutError: If training should continue, but the
                 envs cannot be stepped any more. The checkpoint was written.
         """
-        self._saved_s = time.monotonic()
         if self.newest is not None and self.newest.complete and self._holds_last_update:
             return
         with self._status.doing("saving"):
@@ -234,6 +233,7 @@ class Saver:
                 states = self._states.save()
             path = self._write(actions, states, complete=states.settled or not periodic)
             self._callback.on_checkpoint(self._progress.env_steps, path)
+            self._saved_s = time.monotonic()
             if states.fault is not None and periodic:
                 raise states.fault
 
@@ -254,7 +254,7 @@ class Saver:
         if self._progress.updates == 0:
             return None
         if self.newest is None:
-            return "nothing is saved yet"
+            return "no checkpoint has been written yet"
         return f"everything up to env-step {self.newest.env_steps:,} is saved in {self._run.path}, which can be resumed"
 
     @contextmanager

@@ -12,7 +12,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
@@ -38,14 +38,16 @@ class Stop(threading.Event):
 
     Attributes:
         number: The number of that signal; None before.
-        kept: Returns a sentence: what of the run is saved. None: it has learned nothing that could be saved, so there
-            is no reason to wait for the end of the update.
+        kept: Returns a clause that says which part of the run is saved. None: it has learned nothing that could be
+            saved, so there is no reason to wait for the end of the update.
+        discard: Removes what a run that has learned nothing leaves behind.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.number: int | None = None
-        self.kept: Callable[[], str | None] = str
+        self.kept: Callable[[], str | None] = lambda: ""
+        self.discard: Callable[[], None] = lambda: None
 
     def request(self, number: int) -> None:
         """Sets the event."""
@@ -71,6 +73,11 @@ class _Second:
             self._first_s = now
             return False
         return now - self._first_s >= SAME_S
+
+    def wait_again(self) -> None:
+        """Counts the time from now, because repetitions of the first signal could not be read until now."""
+        if self._first_s is not None:
+            self._first_s = time.monotonic()
 
 
 class _Handler:
@@ -98,7 +105,7 @@ def _may_handle(number: int) -> bool:
     return installed is None or isinstance(handler, _Handler)
 
 
-def on_first_signal(call: Callable[[int], None]) -> AbstractContextManager[None]:
+def on_first_signal(call: Callable[[int], None]) -> AbstractContextManager[object]:
     """Calls a function with the number of the first signal in `STOPPING`, and of those that count as the same.
 
     A second signal goes to the handler that was installed before this block, once C++ code returns. An ignored signal
@@ -109,20 +116,20 @@ def on_first_signal(call: Callable[[int], None]) -> AbstractContextManager[None]
 
 
 @contextmanager
-def _handled(call: Callable[[int, Any], None]) -> Iterator[None]:
-    """See `on_first_signal`; the function also gets the previous handler of the signal."""
+def _handled(call: Callable[[int, Any], None]) -> Iterator[Collection[int]]:
+    """Yields the signals that are handled. See `on_first_signal`; the function also gets the previous handler."""
     handler = _Handler(call)
     if threading.current_thread() is threading.main_thread():
         for number in filter(_may_handle, STOPPING):
             handler.previous[number] = signal.signal(number, handler)
     try:
-        yield
+        yield handler.previous
     finally:
         for handled, previous in handler.previous.items():
             signal.signal(handled, previous)
 
 
-_stops: list[Stop] = []  # of the runs in progress
+_runs: list[tuple[Stop, Collection[int]]] = []  # the runs in progress, and the signals that stop them
 
 
 @contextmanager
@@ -142,12 +149,12 @@ def stop_on_signal(stop: Stop | None = None) -> Iterator[Stop]:
                 previous(number, None)
             raise KeyboardInterrupt
 
-    _stops.append(stop)
-    try:
-        with _handled(note):
+    with _handled(note) as numbers:
+        _runs.append((stop, numbers))
+        try:
             yield stop
-    finally:
-        _stops.remove(stop)
+        finally:
+            _runs.pop()
 
 
 @contextmanager
@@ -167,10 +174,21 @@ def exit_on_second_signal() -> Iterator[None]:
         second = _Second()
         with reader:
             while received := reader.recv(1):
-                number, stop = received[0], _stops[-1] if _stops else None
-                if number in STOPPING and (second.is_(number) or not (stop is None or _reached(stop, number))):
+                number = received[0]
+                if number not in STOPPING:
+                    continue
+                stop, handled = next(iter(_runs[-1:]), (None, ()))
+                ends = second.is_(number)
+                if not ends and stop is not None and number in handled:
+                    ends = not _reached(stop, number)
+                    second.wait_again()
+                if ends:
                     if stop is not None:
-                        _say(stop.kept() or "nothing had been learned yet")
+                        kept = stop.kept()
+                        if kept is None:
+                            with suppress(Exception):
+                                stop.discard()
+                        _say("nothing had been learned yet" if kept is None else kept)
                     os._exit(128 + number)
 
     def unwatch() -> None:

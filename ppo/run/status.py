@@ -45,14 +45,14 @@ class Status:
 
     @property
     def stopping(self) -> str | None:
-        """How a run ends that was told to stop; None while it was not."""
+        """How the run will end, or None if no stop was requested."""
         if self._stop is None or not self._stop.is_set():
             return None
         kept = self._stop.kept()
         if kept is None:
             return "stopping at once, because nothing has been learned yet"
         doing = self.activity
-        rest = f" after this update, {doing.left:,} env-steps left" if isinstance(doing, Collecting) else ""
+        rest = f" after this update ({doing.left:,} more env-steps)" if isinstance(doing, Collecting) else ""
         return f"stopping{rest}. A second Ctrl-C or SIGTERM stops at once; {kept}"
 
     @contextmanager

@@ -196,9 +196,9 @@ def test_the_error_for_an_unknown_setting_names_the_nearest_one(name, near):
             ConfigError,
             "envs=<object .* is neither a function .* write, for example, envs=lambda:",
         ),
-        ([Config(), None, print], TypeError, "callbacks has <.*print>, which is not a ppo.Callback: derive a class"),
-        ([Config(), None, [ppo.Callback]], TypeError, "callbacks has <class .*pass an instance"),
-        ([Config(), None, None], TypeError, "callbacks has None, .* or omit callbacks"),
+        ([Config(), None, print], TypeError, "callbacks contains <.*print>, which is not a ppo.Callback: derive"),
+        ([Config(), None, [ppo.Callback]], TypeError, "callbacks contains <class .*pass an instance"),
+        ([Config(), None, None], TypeError, "callbacks contains None, .*pass an instance"),
     ],
 )
 def test_an_argument_of_train_in_another_librarys_form_is_an_error_that_says_what_to_write(

@@ -51,8 +51,10 @@ class VecEnvAdapter(VecEnv):
 
     def __init__(self, envs: PooledVectorEnv):
         build = "build it with vecenv.make(ENV, NUM_ENVS, vector_kwargs={'autoreset_mode': 'SameStep'})"
-        if not isinstance(getattr(envs, "unwrapped", None), PooledVectorEnv):
-            raise TypeError(f"VecEnvAdapter adapts vector envs of vecenv, but got {envs!r}: {build}")
+        if not isinstance(envs, PooledVectorEnv):
+            raise TypeError(
+                f"VecEnvAdapter needs an AsyncVectorEnv or a SyncVectorEnv of vecenv, but got {envs!r}: {build}"
+            )
         if envs.autoreset_mode != AutoresetMode.SAME_STEP:
             raise ValueError(
                 f"the vector env's autoreset_mode is {envs.autoreset_mode}, but SB3 needs SAME_STEP: {build}"

@@ -217,7 +217,7 @@ def _built(source: Model, list_contacts: bool) -> mujoco.MjModel:
 
 
 def _path_of(name: str) -> str:
-    """Returns the path of a model as Gymnasium does: a name without a folder is that of one of Gymnasium's models."""
+    """Returns the path of a model: a name that does not begin with ".", "/" or "~" is that of one of Gymnasium's."""
     own = f"./{name}" if name[:1] not in (".", "/", "~") else None
     try:
         path = expand_model_path(name)

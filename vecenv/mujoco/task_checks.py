@@ -152,7 +152,7 @@ class TaskChecks:
             self._check_finite(method, f"the model's {name}", values, mask)
 
     def stepped(self) -> None:
-        """Raises InvalidRow if MuJoCo reset a simulation in a step, which it does not report otherwise."""
+        """Raises InvalidRow if MuJoCo reset a simulation in a step, of which MuJoCo only counts a warning."""
         if self._may_be_reset and np.count_nonzero(self._warnings):
             env, which = (int(at[0]) for at in np.nonzero(self._warnings[..., 1]))
             text = mujoco.mju_warningText(_RESETS.start + which, self._warnings[env, which, 0])

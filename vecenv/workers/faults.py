@@ -70,11 +70,10 @@ def worker_failed(worker: WorkerHandle, reply: ErrorReply, *, broken: bool = Tru
         full = exception_type is not None and issubclass(exception_type, SharedMemoryFull)
         error_type = SharedMemoryFull if full else NotRestorable
         return error_type(f"{who} in worker {worker.index}: {reply.refusal}")
-    unknown = exception_type is not None and issubclass(exception_type, UnregisteredEnv)
-    if reply.doing == "construction" and unknown:  # the name is wrong, not the env
-        return env_error(
-            exception_type, re.findall(r"^gymnasium\.error\.\w+: (.*)$", reply.traceback, re.MULTILINE)[-1]
-        )
+    # If `load_spec` raised it, the name is wrong, not the env.
+    wrong_name = re.search(r"in load_spec\n.*\ngymnasium\.error\.\w+: (.*)$", reply.traceback, re.MULTILINE)
+    if wrong_name and exception_type is not None and issubclass(exception_type, UnregisteredEnv):
+        return env_error(exception_type, wrong_name[1])
     if reply.doing not in ("construction", "worker_init"):
         # Gymnasium logs these lines before it raises. It also logs the traceback, which this exception contains.
         env = worker.low if reply.env is None else reply.env

@@ -215,13 +215,13 @@ class ProcessPool(Pool):
         died = faults.worker_died(worker, pending.command.doing, restarts=self._restart)
         if restarts is None:
             raise died from gone.__cause__
-        # With the count, no two messages are equal: Python's filter would drop a repeated one.
-        logger.warn(
-            f"{died} It is restarted, and the episodes of its envs are truncated. Restarts so far: {self.restarts + 1}"
-        )
         while True:
             restarts.count_death(worker.index, died)
             self.restarts += 1
+            # With the count, no two messages are equal: Python's filter would drop a repeated one.
+            logger.warn(
+                f"{died} It is restarted, and the episodes of its envs are truncated. Restarts so far: {self.restarts}"
+            )
             try:
                 self._start_again(worker.index, pending, restarts)
             except WorkerGone:

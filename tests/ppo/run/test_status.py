@@ -88,7 +88,7 @@ def test_a_status_says_how_a_run_ends_that_was_told_to_stop():
     stop.request(signal.SIGTERM)
     assert status.stopping == "stopping. A second Ctrl-C or SIGTERM stops at once; env-step 64 is saved"
     with status.doing(Collecting(collector, 4096)):
-        assert status.stopping.startswith("stopping after this update, 2,596 env-steps left. A second Ctrl-C")
+        assert status.stopping.startswith("stopping after this update (2,596 more env-steps). A second Ctrl-C")
     stop.kept = lambda: None
     assert status.stopping == "stopping at once, because nothing has been learned yet"
 
