@@ -88,6 +88,36 @@ def test_the_first_signal_ends_a_run_inside_c_that_has_learned_nothing():
     assert process.returncode == 143 and errors.splitlines() == ["", "stopped at once: nothing had been learned yet"]
 
 
+def test_a_run_that_has_learned_nothing_leaves_no_folder_even_if_its_first_signal_arrives_inside_c(tmp_path):
+    code = IN_A_RUN.replace("KEPT", "None").replace(
+        "def run", f"stop.discard = lambda: os.rmdir({str(tmp_path)!r})\ndef run"
+    )
+    with subprocess.Popen([sys.executable, "-c", "import os\n" + code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "blocked\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 143 and not tmp_path.exists()
+
+
+OWN_HANDLER = """
+import os, signal, time
+from ppo.run import signals
+signal.signal(signal.SIGUSR1, lambda number, frame: print("own"))
+stop = signals.Stop()
+stop.kept = lambda: KEPT
+with signals.stop_on_signal(stop), signals.exit_on_second_signal():
+    os.kill(os.getpid(), signal.SIGUSR1)
+    time.sleep(signals.PYTHON_S + 0.3)
+    print(stop.is_set())
+"""
+
+
+@pytest.mark.parametrize("kept", [None, "env-step 64 is saved"])
+def test_a_signal_that_the_script_handles_itself_stops_no_run(kept):
+    code = OWN_HANDLER.replace("KEPT", repr(kept))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "own\nFalse\n"), done
+
+
 @pytest.fixture
 def handler():
     """Counts SIGINTs, and restores the previous handler after the test."""
