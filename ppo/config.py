@@ -111,7 +111,7 @@ class Config:
     report_interval: Annotated[int, Setting("run", AT_LEAST_1, resumable=True, help=
         "Env-steps between reports.")] = 10_000
     checkpoint_interval: Annotated[int, Setting("run", AT_LEAST_1, resumable=True, help=
-        "Env-steps between checkpoints. One is also due ten minutes after the last one.")] = 200_000
+        "Env-steps, or ten minutes if that is less, between checkpoints.")] = 200_000
     eval_interval: Annotated[int | None, Setting("run", AT_LEAST_1, resumable=True, help=
         "Env-steps between evaluations. A checkpoint precedes each. None: one at the end.")] = None
     info_metrics: Annotated[tuple[str, ...], Setting("run", resumable=True, help=
@@ -134,7 +134,7 @@ class Config:
     lr_schedule: Annotated[Literal["linear", "constant", "kl_adaptive"], Setting("optimization", help=
         "Decay to 0, stay constant, or adapt to kl_target.")] = "linear"
     adam_epsilon: Annotated[float, Setting("optimization", POSITIVE, help="Adam's epsilon.")] = 1e-5
-    gamma: Annotated[float, Setting("optimization", UNIT, help="Initial discount factor per step.")] = 0.99
+    gamma: Annotated[float, Setting("optimization", UNIT, help="Initial discount factor.")] = 0.99
     final_gamma: Annotated[float | None, Setting("optimization", UNIT, help=
         "Final discount factor, reached linearly. None: 0.995 if gamma is 0.99, otherwise gamma.")] = None
     gae_lambda: Annotated[float, Setting("optimization", UNIT, help=

@@ -83,8 +83,10 @@ class Run:
                 return run
         found = next((candidate for candidate in candidates if candidate.is_dir()), None)
         names = " or ".join(dict.fromkeys(map(str, candidates)))
-        reason = f"{found} holds no config.json" if found else f"there is no run {names}"
-        raise RunError(f"{reason}: pass a run folder that `ppo train` printed, or its name in the folder runs")
+        reason = f"{found} holds no config.json" if found else f"there is no folder {names}"
+        raise RunError(
+            f"{reason}, so it is not a run: pass a run folder that `ppo train` printed, or its name in the folder runs"
+        )
 
     @contextmanager
     def locked(self, warn: Callable[[str], None] = warnings.warn) -> Iterator[None]:

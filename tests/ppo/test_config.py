@@ -55,7 +55,7 @@ from ppo.presets import PRESETS
         ({"wrappers": [gym.wrappers.TimeLimit]}, "it must be str. Write its name, 'TimeLimit'"),
         ({"network": json.dumps}, "it must be str or NoneType. Write its name, 'json:dumps'"),
         ({"network": lambda: 0}, "Write its name, 'module:name'"),
-        ({"learning_rate": lambda left: 1e-3 * left}, "it must be float. Only the .* have a schedule, lr_schedule"),
+        ({"learning_rate": lambda left: 1e-3 * left}, "it must be float. Only .* have a schedule"),
         ({"critic_keys": (1,)}, "critic_keys=1 is of the wrong type"),
     ],
 )

@@ -317,6 +317,7 @@ def test_the_time_of_an_evaluation_is_included_in_the_speed_of_the_next_report(t
         evaluate=evaluate,
         _callback=Callbacks([]),
         _writer=SimpleNamespace(write=lambda report, logged: rows.append(report)),
+        _restarts=0,
     )
     for _ in range(2):
         for part in ("collect", "learn"):

@@ -232,7 +232,7 @@ def test_a_run_has_the_name_of_a_preset_only_on_the_env_of_the_preset(monkeypatc
         (["--minibatch-size", "100"], "minibatch_size=100 does not divide.*nearest size that does is 128"),
         (["--num-envs", "0"], "num_envs=0 is out of range"),
         (["--num-workers", "9", "--num-envs", "8"], "num_workers=9 is more than num_envs=8"),
-        (["--resume", "nowhere"], "there is no run nowhere or runs/nowhere: pass a run folder"),
+        (["--resume", "nowhere"], "there is no folder nowhere or runs/nowhere, so it is not a run"),
         (["--totl-steps", "5"], "--total-steps"),
         (["--env", "nomod:X-v0"], "the module 'nomod' cannot be imported"),
     ],

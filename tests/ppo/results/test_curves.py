@@ -230,7 +230,7 @@ def test_a_terminal_that_cannot_show_a_path_gets_it_escaped(tmp_path):
     ("words", "message"),
     [
         ([], "pass at least one, such as"),
-        (["nowhere"], "there is no run nowhere or runs/nowhere: pass a run folder"),
+        (["nowhere"], "there is no folder nowhere or runs/nowhere, so it is not a run"),
     ],
 )
 def test_a_folder_that_is_not_a_run_is_a_one_sentence_error(tmp_path, words, message):

@@ -150,7 +150,7 @@ def test_envs_with_other_spaces_are_refused(tmp_path, origin):
     with pytest.raises(ppo.ConfigError, match="was trained on envs with the space Box"):
         ppo.train(config, init_from=origin, logdir=tmp_path)
     assert not list(tmp_path.iterdir())
-    with pytest.raises(ppo.RunError, match="there is no run nowhere"):
+    with pytest.raises(ppo.RunError, match="there is no folder nowhere"):
         ppo.train(CONFIG, init_from="nowhere", logdir=tmp_path)
 
 
