@@ -368,16 +368,23 @@ def evaluate_run(
         ConfigError: If there are no episodes, no `envs` although the run was trained on envs passed to `ppo.train`, or
             the policy cannot play in the envs.
     """
-    run = Run.open(run, trust_modules=trust_modules)
     players = load_players(
-        run, episodes, checkpoint=checkpoint, seed=seed, deterministic=deterministic, envs=envs, warn=warn
+        run,
+        episodes,
+        trust_modules=trust_modules,
+        checkpoint=checkpoint,
+        seed=seed,
+        deterministic=deterministic,
+        envs=envs,
+        warn=warn,
     )
     return evaluate(players, envs, episodes)
 
 
 def load_players(
     run: Run | Path | str, episodes: int, *, checkpoint: str | int = LATEST, seed: int | None = None,
-    deterministic: bool = True, envs: EnvSource = None, warn: Callable[[str], None] = print,
+    deterministic: bool = True, envs: EnvSource = None, trust_modules: bool = False,
+    warn: Callable[[str], None] = print,
 ) -> Players:  # fmt: skip
     """Returns the policies of a run, ready to play with the run's settings.
 
@@ -386,7 +393,7 @@ def load_players(
     """
     if episodes < 1:
         raise ConfigError(f"episodes {episodes} is out of range: it must be 1 or more")
-    run = Run.open(run)
+    run = Run.open(run, trust_modules=trust_modules)
     config = config_to_load(run, env=envs is None)
     run.check_begun()
     run.check_given(envs is not None)
