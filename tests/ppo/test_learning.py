@@ -130,7 +130,7 @@ class Until(ppo.Callback):
     [
         ("--env Pendulum-v1", 300_000, -200),
         ("--env CartPole-v1", 80_000, 495),
-        ("--env InvertedDoublePendulum-v5", 200_000, 9_000),
+        ("--env InvertedDoublePendulum-v5", 200_000, 8_500),
         ("--env HalfCheetah-v5", 1_000_000, 5_000),
         ("--config paper/cartpole", 200_000, 495),
         ("--config paper/pendulum", 1_000_000, -200),
