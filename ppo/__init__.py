@@ -106,6 +106,7 @@ def train(
             `logdir`.
         vecenv.EnvError, vecenv.WorkerDied: If an env raised or a worker died.
         TrainingDiverged, NothingAllowed: If an observation, reward, loss or action mask is unusable.
+        KeyboardInterrupt: If a signal arrives before the first update has been learned.
     """
     from ppo.callbacks import checked
     from ppo.config import Config

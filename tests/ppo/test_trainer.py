@@ -211,7 +211,9 @@ def test_the_kl_of_updates_stays_near_its_limit(tmp_path):
 
 
 @pytest.mark.parametrize("overdue_s", [0.0, 600.0])
-def test_checkpoints_are_not_long_ago_however_slowly_a_run_takes_env_steps(tmp_path, monkeypatch, overdue_s):
+def test_a_checkpoint_is_due_if_the_last_one_is_too_long_ago_however_few_env_steps_followed(
+    tmp_path, monkeypatch, overdue_s
+):
     monkeypatch.setattr("ppo.run.resume.OVERDUE_S", overdue_s)
     saved = []
 
