@@ -139,6 +139,8 @@ class Config:
         "Final discount factor, reached linearly. None: 0.995 if gamma is 0.99, otherwise gamma.")] = None
     gae_lambda: Annotated[float, Setting("optimization", UNIT, help=
         "GAE's lambda.")] = 0.95
+    std_limit: Annotated[Literal["linear", "none"], Setting("optimization", help=
+        "Limit of the actions' noise: falls to the minimum, or none.")] = "linear"
 
     objective: Annotated[Literal["clip", "kl_penalty"], Setting("objective", help=
         "Clipping, or BatchPPO's penalty.")] = "clip"
@@ -152,7 +154,7 @@ class Config:
     entropy_coef: Annotated[float, Setting("objective", AT_LEAST_0, help=
         "Initial weight of the entropy. The linear schedule applies to it, too.")] = 0.001
     max_grad_norm: Annotated[float, Setting("objective", POSITIVE, help=
-        "Maximum gradient norm, separately for the policy and the value function unless they share layers.")] = 0.5
+        "Maximum gradient norm, separately for the policy and the value function unless they share layers.")] = 10.0
 
     normalize_advantages: Annotated[bool, Setting("normalization", help=
         "Scale each minibatch's advantages to mean 0 and standard deviation 1.")] = False
@@ -423,7 +425,10 @@ def _instead_of(value: Any, options: tuple[Any, ...]) -> str:
     if not callable(value):
         return ""
     if float in options:
-        return ". Only learning_rate and entropy_coef (lr_schedule) and gamma (final_gamma) have a schedule"
+        return (
+            ". Only learning_rate and entropy_coef (lr_schedule), gamma (final_gamma) and the noise (std_limit) have a "
+            "schedule"
+        )
     module, name = getattr(value, "__module__", None) or "", getattr(value, "__qualname__", "<unnamed>")
     named = name if module.startswith("gymnasium.wrappers") else f"{module}:{name}"
     return f". Write its name, '{named if '<' not in name else 'module:name'}'" if str in options else ""

@@ -20,6 +20,7 @@ PRESETS: dict[str, Config] = {
         final_gamma=0.99,
         kl_limit=0.08,
         value_coef=0.5,
+        max_grad_norm=0.5,
         recompute_advantages=False,
     ),
     # With a floor of -1.5, the policy needs the noise to walk: the tracking errors of the deterministic policy are
@@ -34,6 +35,7 @@ PRESETS: dict[str, Config] = {
         final_gamma=0.99,
         kl_target=0.02,
         entropy_coef=0.0,
+        max_grad_norm=0.5,
         normalize_advantages=True,
         activation="relu",
         policy_layers=(128, 128),
@@ -41,6 +43,7 @@ PRESETS: dict[str, Config] = {
         critic_keys=("critic",),
         initial_log_std=-0.8,
         min_log_std=-2.2,
+        std_limit="none",
         info_metrics=("error/velocity", "error/yaw"),
     ),
     # Swimming pays off late, so the return spans the whole episode, and a rollout is longer than an episode.
@@ -55,9 +58,11 @@ PRESETS: dict[str, Config] = {
         gae_lambda=0.98,
         kl_limit=0.08,
         entropy_coef=0.0,
+        max_grad_norm=0.5,
         normalize_advantages=True,
         initial_log_std=-0.5,
         min_log_std=-10.0,
+        std_limit="none",
     ),
 }
 """Settings by name, tuned for current versions of the tasks. Atari games and the presets `paper/NAME` follow below."""
@@ -87,6 +92,7 @@ _ATARI = Config(
     kl_target=0.02,
     value_coef=0.5,
     entropy_coef=0.01,
+    max_grad_norm=0.5,
     normalize_advantages=True,
     normalize_rewards=False,
     policy_layers=(),  # the policy and the values are linear functions of the CNN's features
@@ -128,6 +134,7 @@ _PAPER = Config(
     policy_output_gain=0.1,
     initial_log_std=math.log(0.35),
     min_log_std=-10.0,
+    std_limit="none",
 )
 
 
