@@ -139,8 +139,6 @@ class Config:
         "Final discount factor, reached linearly. None: 0.995 if gamma is 0.99, otherwise gamma.")] = None
     gae_lambda: Annotated[float, Setting("optimization", UNIT, help=
         "GAE's lambda.")] = 0.95
-    std_limit: Annotated[Literal["linear", "none"], Setting("optimization", help=
-        "Limit of the actions' noise: falls to the minimum, or none.")] = "linear"
 
     objective: Annotated[Literal["clip", "kl_penalty"], Setting("objective", help=
         "Clipping, or BatchPPO's penalty.")] = "clip"
@@ -425,10 +423,7 @@ def _instead_of(value: Any, options: tuple[Any, ...]) -> str:
     if not callable(value):
         return ""
     if float in options:
-        return (
-            ". Only learning_rate and entropy_coef (lr_schedule), gamma (final_gamma) and the noise (std_limit) have a "
-            "schedule"
-        )
+        return ". Only learning_rate and entropy_coef (lr_schedule) and gamma (final_gamma) have a schedule"
     module, name = getattr(value, "__module__", None) or "", getattr(value, "__qualname__", "<unnamed>")
     named = name if module.startswith("gymnasium.wrappers") else f"{module}:{name}"
     return f". Write its name, '{named if '<' not in name else 'module:name'}'" if str in options else ""

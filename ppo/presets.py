@@ -43,7 +43,6 @@ PRESETS: dict[str, Config] = {
         critic_keys=("critic",),
         initial_log_std=-0.8,
         min_log_std=-2.2,
-        std_limit="none",
         info_metrics=("error/velocity", "error/yaw"),
     ),
     # Swimming pays off late, so the return spans the whole episode, and a rollout is longer than an episode.
@@ -62,7 +61,6 @@ PRESETS: dict[str, Config] = {
         normalize_advantages=True,
         initial_log_std=-0.5,
         min_log_std=-10.0,
-        std_limit="none",
     ),
 }
 """Settings by name, tuned for current versions of the tasks. Atari games and the presets `paper/NAME` follow below."""
@@ -134,7 +132,6 @@ _PAPER = Config(
     policy_output_gain=0.1,
     initial_log_std=math.log(0.35),
     min_log_std=-10.0,
-    std_limit="none",
 )
 
 

@@ -257,12 +257,12 @@ def test_sigterm_ends_the_runs_too(tmp_path):
     options = {"cwd": DOCS.parent, "env": {**os.environ, "TMPDIR": str(tmp_path)}, "text": True}
     with subprocess.Popen(command, stderr=subprocess.PIPE, **options) as process:
         try:
-            assert process.stderr.readline() == "Swimmer-v5-1M 280: training\n"
-            assert len(list(tmp_path.glob("Swimmer-v5-1M-280-*"))) == 1
+            assert process.stderr.readline() == "Swimmer-v5-1M 290: training\n"
+            assert len(list(tmp_path.glob("Swimmer-v5-1M-290-*"))) == 1
         finally:
             process.terminate()
     assert process.returncode == 128 + signal.SIGTERM
-    assert not list(tmp_path.glob("Swimmer-v5-1M-280-*"))  # removed after the run has ended
+    assert not list(tmp_path.glob("Swimmer-v5-1M-290-*"))  # removed after the run has ended
 
 
 def test_runs_with_different_settings_are_not_mixed(tmp_path):

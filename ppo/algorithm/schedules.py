@@ -1,8 +1,6 @@
-"""The schedules of the learning rate, the discount factor, the noise of actions and the KL penalty."""
+"""The schedules of the learning rate, the discount factor and the KL penalty."""
 
 from __future__ import annotations
-
-import math
 
 import tensorflow as tf
 
@@ -25,18 +23,6 @@ def gamma_at(config: Config, update: int) -> float:
     if final is None:
         final = 0.995 if config.gamma == Config.gamma else config.gamma
     return config.gamma + (final - config.gamma) * min(1.0, update / config.num_updates)
-
-
-def log_std_limit_at(config: Config, update: int) -> float:
-    """Returns the scheduled maximum of the log standard deviation of actions, infinity if there is none.
-
-    The maximum of the standard deviation falls linearly from twice the initial deviation to 0, but not below the
-    minimum, so the policy learns to act without the noise that evaluations omit.
-    """
-    if config.std_limit == "none":
-        return math.inf
-    left = max(0.0, 1.0 - update / config.num_updates)
-    return math.log(max(2.0 * math.exp(config.initial_log_std) * left, math.exp(config.min_log_std)))
 
 
 def schedule_change(before: Config, config: Config, update: int) -> str | None:

@@ -22,14 +22,7 @@ from ppo.algorithm.batch import Batch, Estimates, Samples, minibatch_of, new_est
 from ppo.algorithm.collector import Collected
 from ppo.algorithm.optimizer import Adam
 from ppo.algorithm.rewards import RewardNormalizer
-from ppo.algorithm.schedules import (
-    adapted_base_rate,
-    adapted_penalty,
-    effective_rate,
-    gamma_at,
-    learning_rate_at,
-    log_std_limit_at,
-)
+from ppo.algorithm.schedules import adapted_base_rate, adapted_penalty, effective_rate, gamma_at, learning_rate_at
 from ppo.config import Config
 from ppo.model.agent import Agent, Hidden
 from ppo.model.normalize import statistics_of
@@ -124,16 +117,12 @@ class Learner(tf.Module):
         self._agent.observations.merge(prepare(self._agent, self.rewards, collected).seen)
 
     def update(self, collected: Collected, number: int) -> dict[str, float]:
-        """Runs one update with the schedules and the order of update `number`, and returns its metrics.
-
-        After it, the schedule of the next update limits the standard deviation of actions.
-        """
+        """Runs one update with the schedules and the order of update `number`, and returns its metrics."""
         rate = tf.constant(learning_rate_at(self._config, number), tf.float32)
         gamma = tf.constant(gamma_at(self._config, number), tf.float32)
         order = tf.constant(shuffled(self._config, number))
         metrics = self.update_in_graph(collected, rate, gamma, order)
         self.compiled = True
-        self._agent.limit_log_std(log_std_limit_at(self._config, number + 1))
         return {name: float(value) for name, value in metrics.items()}
 
     def _update(

@@ -337,11 +337,6 @@ class Agent(tf.Module):
         if self.log_std is not None:
             self.log_std.assign(tf.maximum(self.log_std, minimum))
 
-    def limit_log_std(self, maximum: float) -> None:
-        """Lowers each log std to a maximum."""
-        if self.log_std is not None:
-            self.log_std.assign(tf.minimum(self.log_std, maximum))
-
     def inward(self, gradients: Sequence[tf.Tensor], variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
         """Returns the gradients of some variables, with 0 where a log std below its minimum would fall further."""
 

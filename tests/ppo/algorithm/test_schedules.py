@@ -1,7 +1,6 @@
 """Tests of ppo/algorithm/schedules.py."""
 
 import dataclasses
-import math
 
 import pytest
 import tensorflow as tf
@@ -13,7 +12,6 @@ from ppo.algorithm.schedules import (
     effective_rate,
     gamma_at,
     learning_rate_at,
-    log_std_limit_at,
 )
 
 
@@ -45,13 +43,6 @@ def test_the_learning_rate_falls_linearly_and_reaches_zero_after_the_last_update
 def test_the_discount_factor_changes_linearly_from_the_first_update_to_the_end(settings, expected):
     config = Config(total_steps=4 * 2048, **settings)
     assert [gamma_at(config, update) for update in range(6)] == pytest.approx(expected, rel=1e-12)
-
-
-def test_the_limit_of_the_noise_falls_linearly_from_twice_the_initial_deviation_but_not_below_the_minimum():
-    config = Config(total_steps=4 * 2048, initial_log_std=math.log(0.4), min_log_std=math.log(0.3))
-    limits = [math.exp(log_std_limit_at(config, update)) for update in range(6)]
-    assert limits == pytest.approx([0.8, 0.6, 0.4, 0.3, 0.3, 0.3])
-    assert log_std_limit_at(dataclasses.replace(config, std_limit="none"), 4) == math.inf
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from ppo import Config
 from ppo.algorithm import losses
 from ppo.algorithm.batch import shuffled
 from ppo.algorithm.rollout import LocalCollector
-from ppo.algorithm.schedules import log_std_limit_at
 from ppo.algorithm.teams import team_of
 from ppo.algorithm.update import METRICS, Learner
 from ppo.envs import spaces_of
@@ -538,18 +537,6 @@ def test_the_policy_and_the_value_function_learn_side_by_side(network):
         assert {id(variable.handle) for variable in (*group, *adam.variables)} <= held
     policy, value = chains
     assert not policy & (value | estimates)
-
-
-@pytest.mark.parametrize("limit", ["linear", "none"])
-def test_an_update_ends_with_the_noise_within_the_limit_of_the_next_update(limit):
-    config = dataclasses.replace(CONFIG, std_limit=limit)
-    _, envs, agent, learner, collector = parts(config)
-    envs.reset(seed=0)
-    agent.log_std.assign(agent.log_std + 10.0)
-    learner.update(*collector.collect(0, 0).collected, 0)
-    limited = limit == "linear"
-    assert (agent.log_std.numpy() == np.float32(log_std_limit_at(config, 1))).all() == limited
-    assert (agent.log_std.numpy() > 5.0).all() != limited
 
 
 @pytest.mark.parametrize("settings", [{}, {"network": f"{__name__}:two_networks"}], ids=str)
