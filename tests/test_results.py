@@ -151,7 +151,7 @@ def shortened(ratio):
     return float(f"{ratio:.2g}")
 
 
-NUMBERS = {3: "three", 5: "five", 10: "ten"}
+NUMBERS = {2: "two", 3: "three", 5: "five", 10: "ten"}
 
 
 def test_the_readmes_scores_are_those_of_the_results_page_and_the_best_published_ones():
