@@ -128,8 +128,8 @@ def read(study: Study, results: Path) -> dict[str, Any]:
         return {**planned, "runs": []}
     record = json.loads(file.read_text())
     # Runs from before a setting existed behaved as its current default does, except that the runs without `final_gamma`
-    # whose gamma was 0.99 have been deleted, or record it. A setting that no longer exists had its
-    # default, because the study's flags do not name it.
+    # whose gamma was 0.99 have been deleted, or record it. A setting that no longer exists had its default, because
+    # the study's flags do not name it.
     defaults = _as_json(Config())
     record["settings"] = {name: record["settings"].get(name, default) for name, default in defaults.items()}
     if changed := [name for name in planned if record[name] != planned[name]]:
