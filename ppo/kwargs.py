@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
-
-PYTHONS = {"True": True, "False": False, "None": None}
-"""Python's spellings of true, false and null. Without these, "False" would be a string, which counts as true."""
 
 
 class Kwargs(dict[str, Any]):
@@ -48,28 +45,8 @@ class Kwargs(dict[str, Any]):
     clear = pop = popitem = setdefault = update = _refuse  # type: ignore[assignment]
 
 
-def from_words(words: Sequence[str]) -> Kwargs:
-    """Returns the arguments from KEY=VALUE pairs and JSON objects. A later word overrides an earlier one.
-
-    A value that is neither JSON nor True, False or None is a string.
-
-    Raises:
-        ValueError: If a word is neither a pair nor a JSON object.
-    """
-    found: dict[str, Any] = {}
-    for word in words:
-        key, equals, text = word.partition("=")
-        if word.lstrip().startswith("{"):
-            found |= _json(word)
-        elif equals and key.isidentifier():
-            found[key] = _value(key, text)
-        else:
-            raise ValueError(f"{word!r} is neither KEY=VALUE nor a JSON object such as '{{\"key\": 1}}'")
-    return Kwargs(found)
-
-
 def to_words(kwargs: Mapping[str, Any]) -> list[str]:
-    """Returns words that `from_words` parses into equal arguments."""
+    """Returns words that `vecenv.kwargs.from_words` parses into equal arguments."""
     return [json.dumps(kwargs)] if kwargs else []
 
 
@@ -78,23 +55,3 @@ def _python_number(value: Any) -> Any:
     if isinstance(value, np.generic | np.ndarray) and value.ndim == 0 and value.dtype.kind in "biuf":
         return value.item()
     raise TypeError(f"{type(value).__name__} has no form in JSON")
-
-
-def _json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise ValueError(
-            f'{text!r} is not JSON ({error}): write keys and strings in double quotes, \'{{"key": "text"}}\''
-        ) from error
-
-
-def _value(key: str, text: str) -> Any:
-    if text in PYTHONS:
-        return PYTHONS[text]
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        if text[:1] in ("{", "[", '"'):
-            raise ValueError(f"the value of {key!r}, {text}, is not JSON ({error})") from error
-        return text

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import ctypes.util
 import importlib.metadata
-import json
 import multiprocessing
 import os
 import platform
@@ -13,13 +12,12 @@ import shutil
 import sys
 import sysconfig
 from collections.abc import Sequence
-from contextlib import suppress
-from typing import Any
 
 from gymnasium.error import Error as GymnasiumError
 
 from vecenv import opengl
 from vecenv.ids.specs import load_spec
+from vecenv.kwargs import from_words
 from vecenv.resources import available_cores
 from vecenv.version import VERSION
 
@@ -59,25 +57,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     words.add_argument("--num-workers", type=int, nargs="+", help="default: 0, and powers of two up to the cores")
     words.add_argument("--seconds", type=float, default=20.0, help="longer if the env is slow (default: 20)")
     words.add_argument("--wrappers", nargs="+", default=[], help="as for `ppo train`")
-    words.add_argument("--env-kwargs", type=_json_object, default={}, help="arguments of the env, as a JSON object")
+    words.add_argument("--env-kwargs", nargs="+", default=[], help="KEY=VALUE pairs or a JSON object")
     chosen = parser.parse_args(argv)
     if chosen.command == "measure":
         try:
             load_spec(chosen.env)
-        except GymnasiumError as error:
+            chosen.env_kwargs = from_words(chosen.env_kwargs)
+        except (GymnasiumError, ValueError) as error:
             words.error(str(error))
         _measure(chosen)
         return
     found = report()
     width = max(map(len, found))
     print("\n".join(f"{name:<{width}}  {value}" for name, value in found.items()), flush=True)
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    with suppress(ValueError):
-        if isinstance(found := json.loads(text), dict):
-            return found
-    raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object such as '{{\"key\": 1}}'")
 
 
 def _measure(chosen: argparse.Namespace) -> None:

@@ -23,11 +23,12 @@ from ppo import cli as commands
 from ppo.callbacks import Callback
 from ppo.config import RESUMABLE, SETTINGS, TYPES, Config, ConfigError, described
 from ppo.envs import env_options
-from ppo.kwargs import Kwargs, from_words, to_words
+from ppo.kwargs import Kwargs, to_words
 from ppo.presets import PRESETS, preset
 from ppo.run.display import Output, short
 from ppo.run.folder import Run
 from ppo.run.modules import config_to_load, modules_of
+from vecenv.kwargs import from_words
 
 METAVARS: dict[Any, str] = {
     tuple[int, ...]: "INT ...",
@@ -128,7 +129,7 @@ def _flag_type(name: str) -> Any:
     words: PrimitiveConstructorSpec[Kwargs] = PrimitiveConstructorSpec(
         nargs="*",
         metavar="[KEY=VALUE|JSON ...]",
-        instance_from_str=from_words,
+        instance_from_str=lambda words: Kwargs(from_words(words)),
         is_instance=lambda value: isinstance(value, Kwargs),
         str_from_instance=to_words,
     )

@@ -27,8 +27,8 @@ def test_the_report_runs_as_a_module():
     [
         (["tests.helpers:CountingEnw"], "has no class or function CountingEnw either. Did you mean 'CountingEnv'"),
         (["no_such_module:Env"], "the module 'no_such_module' cannot be imported"),
-        (["CartPole-v1", "--env-kwargs", "size=4"], "'size=4' is not a JSON object such as '{\"key\": 1}'"),
-        (["CartPole-v1", "--env-kwargs", "[4]"], "'[4]' is not a JSON object"),
+        (["CartPole-v1", "--env-kwargs", "[4]"], "'[4]' is neither KEY=VALUE nor a JSON object"),
+        (["CartPole-v1", "--env-kwargs", "size=[4"], "the value of 'size', [4, is not JSON"),
     ],
 )
 def test_a_wrong_argument_of_measure_is_one_line(words, message, capsys):

@@ -92,7 +92,7 @@ def test_worker_counts_are_powers_of_two_up_to_the_cores_and_the_envs(monkeypatc
 
 def test_the_command_prints_the_measurement(capsys):
     words = ["measure", "Pendulum-v1", "--num-envs", "3", "--num-workers", "0", "--seconds", "0.1"]
-    __main__.main([*words, "--env-kwargs", '{"g": 9.0}', "--wrappers", "TimeAwareObservation"])
+    __main__.main([*words, "--env-kwargs", "g=9.0", "--wrappers", "TimeAwareObservation"])
     printed = capsys.readouterr().out
     assert printed.startswith("Pendulum-v1, 3 envs, ") and "one env alone: a step takes " in printed
     assert "\nvecenv, 0 workers " in printed and "\nFastest: " in printed
