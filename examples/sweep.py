@@ -44,6 +44,7 @@ def settings(trial: optuna.Trial, base: ppo.Config) -> ppo.Config:
         base,
         learning_rate=trial.suggest_float("learning_rate", 1e-4, 3e-3, log=True),
         gamma=1 - trial.suggest_float("1 - gamma", 1e-3, 5e-2, log=True),
+        final_gamma=None,  # some presets have one
         gae_lambda=trial.suggest_float("gae_lambda", 0.8, 1.0),
         clip_range=trial.suggest_categorical("clip_range", [0.1, 0.2, 0.3]),
         epochs=trial.suggest_int("epochs", 3, 20),

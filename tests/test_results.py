@@ -164,7 +164,7 @@ def test_the_readmes_scores_are_those_of_the_results_page_and_the_best_published
         (row,) = [row for row in ours if [task, "defaults", "1,000,000"] == row[:3]]
         seeds = len(row[7].split(", "))
         named = f"{task.removesuffix('-v5')}: over {NUMBERS[seeds]} seeds" in README
-        assert (named or f"over {NUMBERS[seeds]} seeds that did not" in README) and score == f"{row[5]} ± {row[6]}"
+        assert (named or f"over {NUMBERS[seeds]} seeds not used" in README) and score == f"{row[5]} ± {row[6]}"
         column = published[0].index(task.removesuffix("-v5"))
         found = {row[column]: row[0] for row in published[1:] if row[2] in ("1M", "1M of 3M") and row[column] != "-"}
         highest = max(found, key=lambda cell: float(cell.replace(",", "")))
