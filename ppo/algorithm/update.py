@@ -229,11 +229,11 @@ class Learner(tf.Module):
                 kl_target=config.kl_target,
                 weights=acts,
             )
-        entropy = losses.mean(distribution.entropy(outputs), acts)
-        return policy_loss - entropy_coef * entropy, {
+        rewarded_entropy = losses.mean(distribution.rewarded_entropy(outputs), acts)
+        return policy_loss - entropy_coef * rewarded_entropy, {
             "gradient_steps": 1.0,
             "policy_loss": policy_loss,
-            "entropy": entropy,
+            "entropy": losses.mean(distribution.entropy(outputs), acts),
             "approx_kl": losses.approximate_kl(
                 log_probs=log_probs, old_log_probs=minibatch.old_log_probs, weights=acts
             ),

@@ -75,6 +75,10 @@ class Distribution(Protocol):
     def entropy(self, outputs: tf.Tensor) -> tf.Tensor:
         """Returns the entropy in nats, `float32[...]`."""
 
+    def rewarded_entropy(self, outputs: tf.Tensor) -> tf.Tensor:
+        """Returns the entropy that the objective rewards, `float32[...]`; without noise that has no effect."""
+        return self.entropy(outputs)
+
     def kl(self, old_outputs: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
         """Returns KL(old || new) in nats, `float32[...]`."""
 
@@ -100,6 +104,8 @@ class DiagonalGaussian(Distribution):
         bounded = (low >= -self._far) & (high <= self._far) & (low < high)
         low, high = np.where(bounded, [low, high], [[-1.0], [1.0]])
         self._middle, self._half = ((low + high) / 2).astype(np.float32), ((high - low) / 2).astype(np.float32)
+        # Most of the noise above half the range is clipped, so it would earn entropy at no cost.
+        self._useful_log_std = np.where(bounded, 0.0, np.inf).astype(np.float32)
         self._log_volume = float(np.sum(np.log(self._half, dtype=np.float64)))  # of the actions of the unit cube of u
 
     def noise(self, shape: list[int], seed: tf.Tensor) -> tf.Tensor:
@@ -126,14 +132,19 @@ class DiagonalGaussian(Distribution):
         return tf.reduce_sum(of_entries, axis=-1) - self._log_volume
 
     def entropy(self, outputs: tf.Tensor) -> tf.Tensor:
-        of_entries = self._split(outputs)[1] + 0.5 * math.log(2 * math.pi * math.e)
-        return tf.reduce_sum(of_entries, axis=-1) + self._log_volume
+        return self._entropy_of(self._split(outputs)[1])
+
+    def rewarded_entropy(self, outputs: tf.Tensor) -> tf.Tensor:
+        return self._entropy_of(tf.minimum(self._split(outputs)[1], self._useful_log_std))
 
     def kl(self, old_outputs: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
         # sum_i log(std / old_std) + (old_std / std)^2 / 2 + ((old_mean - mean) / std)^2 / 2 - 1/2
         (old_mean, old_log_std), (mean, log_std) = self._split(old_outputs), self._split(outputs)
         z, log_ratio = (old_mean - mean) * tf.exp(-log_std), old_log_std - log_std
         return tf.reduce_sum(0.5 * (tf.square(z) + tf.exp(2.0 * log_ratio) - 1.0) - log_ratio, axis=-1)
+
+    def _entropy_of(self, log_std: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_sum(log_std + 0.5 * math.log(2 * math.pi * math.e), axis=-1) + self._log_volume
 
     def _split(self, outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return outputs[..., : self.num_free], outputs[..., self.num_free :]
@@ -163,6 +174,9 @@ class SquashedGaussian(DiagonalGaussian):
         nodes, weights = (values.reshape([-1] + [1] * len(mean.shape)) for values in (_NODES, _WEIGHTS))
         at_nodes = self._log_slope(tf.expand_dims(mean, 0) + tf.expand_dims(tf.exp(log_std), 0) * nodes)
         return super().entropy(outputs) + tf.reduce_sum(at_nodes * weights, axis=[0, -1])
+
+    def rewarded_entropy(self, outputs: tf.Tensor) -> tf.Tensor:
+        return self.entropy(outputs)  # of actions within the bounds
 
     def _action(self, u: tf.Tensor) -> tf.Tensor:
         return super()._action(tf.tanh(u))
@@ -328,6 +342,10 @@ class Product(Distribution):
     def entropy(self, outputs: tf.Tensor) -> tf.Tensor:
         of_parts = zip(self._parts.values(), self._split(outputs), strict=True)
         return tf.add_n([part.entropy(params) for part, params in of_parts])
+
+    def rewarded_entropy(self, outputs: tf.Tensor) -> tf.Tensor:
+        of_parts = zip(self._parts.values(), self._split(outputs), strict=True)
+        return tf.add_n([part.rewarded_entropy(params) for part, params in of_parts])
 
     def kl(self, old_outputs: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
         of_parts = zip(self._parts.values(), self._split(old_outputs), self._split(outputs), strict=True)

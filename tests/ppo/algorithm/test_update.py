@@ -280,7 +280,7 @@ def slow_update(config, agent, learner, rollout, collected, order, rate, gamma):
         living = [(s // N, s % N) for s in items if slow.lives[s // N, s % N]]
         if not living:
             continue
-        policy_loss = entropy = approx_kl = clip_fraction = 0.0
+        policy_loss = entropy = rewarded_entropy = approx_kl = clip_fraction = 0.0
         with tf.GradientTape() as tape:
             all_outputs, all_values = slow.unroll()[:2]
             if acting:
@@ -301,12 +301,14 @@ def slow_update(config, agent, learner, rollout, collected, order, rate, gamma):
                     if kl > losses.CUTOFF_FACTOR * config.kl_target:
                         excess = kl - losses.CUTOFF_FACTOR * config.kl_target
                         policy_loss += losses.CUTOFF_COEF * excess**2
-                entropy = tf.reduce_mean(distribution.entropy(outputs))
+                entropy = rewarded_entropy = tf.reduce_mean(distribution.entropy(outputs))
+                if agent.log_std is not None and config.action_transform == "clip":  # all Boxes here have bounds
+                    rewarded_entropy -= tf.reduce_sum(tf.nn.relu(agent.log_std))
                 approx_kl = tf.reduce_mean(ratio - 1 - log_ratio)
                 clip_fraction = np.mean(np.abs(ratio - 1) > config.clip_range)
             times, rows = np.array(living).T
             value_loss = tf.reduce_mean((tf.gather_nd(all_values, living) - computed[1][times, rows]) ** 2) / 2
-            loss = policy_loss + config.value_coef * value_loss - entropy_coef * entropy
+            loss = policy_loss + config.value_coef * value_loss - entropy_coef * rewarded_entropy
         gradients = tape.gradient(loss, agent.learned, unconnected_gradients="zero")
         if agent.log_std is not None:
             below = agent.log_std.numpy() < config.min_log_std
@@ -408,7 +410,16 @@ def both(*values):
         slow(IMAGES | {"cnn": "small", "recurrent": "gru", "recurrent_units": 5}, SmallImages),
         *both({"recurrent": "gru", "recurrent_units": 5, "minibatch_size": 20, "epochs": 2}, None),
         slow({"recurrent": "lstm", "recurrent_units": 5, "minibatch_size": 20, "epochs": 2}, Switches),
-        *both({"entropy_coef": 0.1, "critic_keys": ("inside",), "minibatch_size": 20, "epochs": 1}, Machine),
+        *both(
+            {
+                "entropy_coef": 0.1,
+                "initial_log_std": 0.01,
+                "critic_keys": ("inside",),
+                "minibatch_size": 20,
+                "epochs": 1,
+            },
+            Machine,
+        ),
         slow({"action_transform": "tanh"}, Machine),
         slow({"critic_keys": ("inside",), "recurrent": "gru", "recurrent_units": 5, "minibatch_size": 20}, Machine),
     ],

@@ -31,6 +31,25 @@ def test_gaussian_log_prob_and_entropy_worked_by_hand():
     assert float(entropy[0]) == pytest.approx(math.log(6) + math.log(2 * math.pi * math.e), rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("space", "expected"),
+    [
+        (BOX, [1.0, 0.0]),
+        (gym.spaces.Dict(a=BOX, b=gym.spaces.Discrete(2)), [1.0, 0.0]),
+        (gym.spaces.Box(-np.inf, np.inf, (2,)), [1.0, 1.0]),  # nothing is clipped
+    ],
+)
+def test_the_objective_rewards_no_deviation_above_half_the_range(space, expected):
+    distribution = distributions.for_space(space)
+    outputs = tf.constant([[0.0] * (distribution.num_outputs - 2) + [-0.1, 0.1]])
+    with tf.GradientTape() as tape:
+        tape.watch(outputs)
+        rewarded = distribution.rewarded_entropy(outputs)
+    assert tape.gradient(rewarded, outputs)[0, -2:].numpy().tolist() == expected
+    excess = 0.1 * (2 - sum(expected))
+    assert float(rewarded[0]) == pytest.approx(float(distribution.entropy(outputs)[0]) - excess, rel=1e-6)
+
+
 def test_gaussian_samples_have_the_given_mean_and_standard_deviation():
     noise = GAUSSIAN.noise([50_000], tf.constant([1, 2]))
     actions = GAUSSIAN.sample(gaussian([1.0, -2.0], [0.0, 1.0], 50_000), noise).numpy()
