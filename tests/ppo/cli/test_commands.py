@@ -169,6 +169,20 @@ def test_resume_continues_from_the_checkpoint_and_drops_later_reports(tmp_path, 
     assert run.read_config().total_steps == 640
 
 
+def test_a_run_cannot_be_resumed_with_fewer_steps_than_it_has_taken(tmp_path, finished):
+    run = Run.open(shutil.copytree(finished.path, tmp_path / "run"))
+    before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    message = "total_steps=448 is less than the 512 env-steps that .*run has taken.*: to train for .* more, .* to 960"
+    for resume in (
+        lambda: command("train", ["--resume", run.path, "--total-steps", "448"]),
+        lambda: ppo.resume(run, total_steps=448, progress=False),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            resume()
+    assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
+    assert ppo.resume(run, total_steps=449, progress=False).env_steps == 512  # the last update is complete
+
+
 @pytest.mark.slow
 def test_training_accepts_observations_and_actions_of_any_kind(tmp_path):
     for env in ("Acrobot-v1", "MountainCarContinuous-v0", "Blackjack-v1", "Taxi-v4"):
