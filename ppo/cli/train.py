@@ -9,7 +9,7 @@ import signal
 import sys
 import typing
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,6 +23,7 @@ from ppo import cli as commands
 from ppo.callbacks import Callback
 from ppo.config import RESUMABLE, SETTINGS, TYPES, Config, ConfigError, described
 from ppo.envs import env_options
+from ppo.errors import RunError
 from ppo.kwargs import Kwargs, to_words
 from ppo.presets import PRESETS, preset
 from ppo.run.display import Output, short
@@ -158,6 +159,26 @@ def _resuming(run: str, arguments: Arguments, config: Config) -> list[str]:
     return words
 
 
+def _command_to_resume(path: Path, arguments: Arguments, config: Config) -> str:
+    return f"to resume:   {commands.program()} train {shlex.join(_resuming(short(path), arguments, config))}"
+
+
+class _HowToResume(Callback):
+    """Adds the command that resumes a run to the error that ended it, if the run has a checkpoint."""
+
+    def __init__(self, arguments: Arguments) -> None:
+        self._arguments = arguments
+
+    def on_end(self, result: ppo.Result | None, error: BaseException | None) -> None:
+        if error is None:
+            return
+        with suppress(RunError):
+            Run(self.run_path).check_begun()
+            error.add_note(_command_to_resume(self.run_path, self._arguments, self.config))
+            if isinstance(error, vecenv.WorkerDied) and self.config.on_worker_death == "raise":
+                error.add_note("To restart workers that die instead of ending the run, add --on-worker-death restart.")
+
+
 def _trackers(arguments: Arguments) -> list[Callback]:
     """Returns the callbacks that log the run. Raises ConfigError if a package is missing."""
     try:
@@ -186,7 +207,7 @@ def command(argv: Sequence[str] | None = None) -> int:
     """Trains and returns the exit code."""
     words = sys.argv[1:] if argv is None else list(argv)
     arguments, config = parse(words)
-    callbacks = _trackers(arguments)
+    callbacks = [*_trackers(arguments), _HowToResume(arguments)]
     # Start the workers' fork server while TensorFlow loads, unless the env has a module, which may import TensorFlow.
     if arguments.resume is None and arguments.collectors is None and ":" not in config.env:
         vecenv.warm_up(config.env, num_workers=config.num_workers, backend=config.backend, **env_options(config))
@@ -201,11 +222,11 @@ def command(argv: Sequence[str] | None = None) -> int:
 
 def _print_results(result: ppo.Result, arguments: Arguments, config: Config) -> None:
     """Prints the next commands, or how to resume a run that was interrupted."""
-    path, logdir, ppo_command = short(result.path), short(result.path.parent), commands.program()
     if result.evaluation is None:
-        print(f"to resume:   {ppo_command} train {shlex.join(_resuming(path, arguments, config))}")
+        print(_command_to_resume(result.path, arguments, config))
         return
-    evaluate = f"{ppo_command} evaluate {shlex.join([path, *_trust(config)])} --episodes 20"
+    path, logdir = short(result.path), short(result.path.parent)
+    evaluate = f"{commands.program()} evaluate {shlex.join([path, *_trust(config)])} --episodes 20"
     evaluate += "" if result.evaluation.deterministic else " --sample"
     print(f"next:        {evaluate}")
     if (result.path / "checkpoints" / "best").is_dir():

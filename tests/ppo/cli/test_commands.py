@@ -25,6 +25,7 @@ import gymnasium as gym
 import pytest
 
 import ppo
+import vecenv
 from ppo import Config, ConfigError, Result, Run, RunError
 from ppo import cli as commands
 from ppo.__main__ import COMMANDS
@@ -359,6 +360,26 @@ def test_an_interrupted_run_is_saved_and_says_how_to_resume(tmp_path, number):
     assert json.loads((newest / "progress.json").read_text())["update"] > 0
 
 
+@pytest.mark.parametrize("error", [vecenv.WorkerDied, vecenv.EnvError, OSError])
+def test_an_error_that_ends_a_run_says_how_to_resume_it(tmp_path, finished, run_here, monkeypatch, error):
+    copy = Path(shutil.copytree(finished.path, tmp_path / "copy"))
+    monkeypatch.setattr("ppo.trainer.Trainer.collect", lambda self: raises(error("why")))
+    done = run_here("train", "--resume", str(copy), "--total-steps", "1024")
+    *_, resume = (line for line in done.stderr.splitlines() if line.startswith("to resume:"))
+    assert shlex.split(resume)[-3:] == ["train", "--resume", str(copy)]
+    assert ("add --on-worker-death restart" in done.stderr) == (error is vecenv.WorkerDied)
+
+
+def test_an_error_before_the_first_checkpoint_does_not_say_how_to_resume(tmp_path, run_here, monkeypatch):
+    monkeypatch.setattr("ppo.trainer.Trainer.collect", lambda self: raises(vecenv.WorkerDied("worker 0 died")))
+    done = run_here("train", *SMALL, "--logdir", str(tmp_path))
+    assert done.returncode == 1 and done.stderr == "error: worker 0 died\n"
+
+
+def raises(error):
+    raise error
+
+
 @pytest.mark.slow
 def test_an_env_that_raises_ends_the_run_with_only_its_own_traceback(tmp_path):
     words = list(SMALL)
@@ -460,12 +481,8 @@ def lost(import_tensorflow):
         import_tensorflow()
 
 
-def raised():
-    raise KeyboardInterrupt
-
-
 @pytest.mark.usefixtures("handlers")
-@pytest.mark.parametrize("command", [lambda: lost(commands.load_tensorflow), raised])
+@pytest.mark.parametrize("command", [lambda: lost(commands.load_tensorflow), lambda: raises(KeyboardInterrupt)])
 def test_an_interrupt_ends_the_command_even_if_tensorflow_lost_it_or_another_handler_raised_it(capsys, command):
     def whole():
         command()
