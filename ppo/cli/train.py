@@ -8,7 +8,7 @@ import shlex
 import signal
 import sys
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,10 +31,42 @@ from ppo.run.folder import Run
 from ppo.run.modules import config_to_load, modules_of
 from vecenv.kwargs import from_words
 
+
+def _integer(words: Sequence[str]) -> int:
+    """Parses an integer, which may be written as 1e6. Raises ValueError for any other word."""
+    with suppress(ValueError):
+        return int(words[0])
+    with suppress(ValueError):
+        if (number := float(words[0])).is_integer():
+            return int(number)
+    raise ValueError(f"{words[0]!r} is not an integer")
+
+
+def _integer_or_none(words: Sequence[str]) -> int | None:
+    return None if words[0] == "None" else _integer(words)
+
+
+def _parsed_by(parse: Callable[[Sequence[str]], Any]) -> PrimitiveConstructorSpec[Any]:
+    """Returns how tyro parses and shows an integer setting."""
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=parse,
+        is_instance=lambda value: isinstance(value, int | None),
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+INTEGERS: dict[Any, Any] = {
+    int: Annotated[int, _parsed_by(_integer)],
+    int | None: Annotated[int | None, _parsed_by(_integer_or_none)],
+    tuple[int, ...]: tuple[Annotated[int, _parsed_by(_integer)], ...],
+}
+"""The types of integer settings for tyro."""
+
 METAVARS: dict[Any, str] = {
-    tuple[int, ...]: "INT ...",
+    INTEGERS[tuple[int, ...]]: "INT ...",
     tuple[str, ...]: "STR ...",
-    int | None: "INT",
     float | None: "FLOAT",
     str | None: "STR",
 }
@@ -79,6 +111,9 @@ class Arguments:
 
 def parse(argv: Sequence[str]) -> tuple[Arguments, Config]:
     """Parses a command line. Settings without a flag come from the run to resume, the preset or the defaults."""
+    if argv and not argv[0].startswith("-"):
+        flag = "--config" if argv[0] in PRESETS else "--env"
+        raise ConfigError(f"unexpected argument {argv[0]!r}: write {flag} {shlex.quote(argv[0])}")
     # The defaults of the settings depend on these flags, so they are parsed first.
     known, _ = tyro.cli(Arguments, args=list(argv), prog="ppo train", add_help=False, return_unknown_args=True)
     if known.resume is None:
@@ -123,10 +158,9 @@ def grouped(values: Mapping[str, Any]) -> list[Any]:
 
 def _flag_type(name: str) -> Any:
     """Returns the type of a setting for tyro: derived settings may be None, and mappings are written as KEY=VALUE."""
-    if SETTINGS[name].derived:
-        return TYPES[name] | None
-    if typing.get_origin(TYPES[name]) is not Mapping:
-        return TYPES[name]
+    kind = TYPES[name] | None if SETTINGS[name].derived else TYPES[name]
+    if typing.get_origin(kind) is not Mapping:
+        return INTEGERS.get(kind, kind)
     words: PrimitiveConstructorSpec[Kwargs] = PrimitiveConstructorSpec(
         nargs="*",
         metavar="[KEY=VALUE|JSON ...]",
@@ -134,7 +168,7 @@ def _flag_type(name: str) -> Any:
         is_instance=lambda value: isinstance(value, Kwargs),
         str_from_instance=to_words,
     )
-    return Annotated[TYPES[name], words]
+    return Annotated[kind, words]
 
 
 def settings_of(groups: Sequence[Any]) -> Config:

@@ -249,6 +249,9 @@ def test_a_run_has_the_name_of_a_preset_only_on_the_env_of_the_preset(monkeypatc
         (["--num-workers", "9", "--num-envs", "8"], "num_workers=9 is more than num_envs=8"),
         (["--resume", "nowhere"], "there is no folder nowhere or runs/nowhere, so it is not a run"),
         (["--totl-steps", "5"], "--total-steps"),
+        (["--num-workers", "1.5"], "'1.5' is not an integer"),
+        (["arm:Arm-v0", "--total-steps", "5"], "unexpected argument 'arm:Arm-v0': write --env arm:Arm-v0"),
+        (["cartpole"], "unexpected argument 'cartpole': write --config cartpole"),
         (["--env", "nomod:X-v0"], "the module 'nomod' cannot be imported"),
     ],
 )
@@ -259,6 +262,13 @@ def test_invalid_input_is_a_one_sentence_error_that_says_what_to_write(tmp_path,
     assert not list(tmp_path.glob("runs/*"))
     assert "Traceback" not in done.stderr
     assert re.search(message, " ".join((done.stderr + done.stdout).split())), done.stderr
+
+
+def test_integer_settings_may_be_written_with_an_exponent():
+    config = parsed(
+        "--total-steps", "1e5", "--num-workers", "2e0", "--num-steps", "None", "--policy-layers", "8", "1e1"
+    )
+    assert config == Config(total_steps=100_000, num_workers=2, policy_layers=(8, 10))
 
 
 def test_errors_distinguish_a_folder_that_is_not_a_run_from_a_damaged_run(tmp_path, finished, run_here):
