@@ -393,7 +393,7 @@ Config.__init__.__annotations__.update(TYPES)
 
 
 def _typed(name: str, value: Any, hint: Any) -> Any:
-    """Converts a value to the type of its field: NumPy scalars to Python numbers, lists to tuples.
+    """Converts a value to the type of its field: NumPy scalars to Python numbers, 1e6 to 1000000, lists to tuples.
 
     Raises:
         ConfigError: If the value has another type.
@@ -412,6 +412,8 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
                 raise ConfigError(f"{name}: {error}") from error
         if option is float and type(value) in (int, float):
             return float(value)
+        if option is int and type(value) is float and value.is_integer():
+            return int(value)
         if option in (bool, int, str) and type(value) is option:  # isinstance would accept a bool as an int
             return value
     wanted = " or ".join(getattr(option, "__name__", str(option)) for option in options)

@@ -52,4 +52,7 @@ def why_not(backend: str) -> str | None:
         return f"rendering took more than {TRIAL_S} s"
     if done.returncode == 0:
         return None
+    library = HEADLESS.get(backend)
+    if library is not None and ctypes.util.find_library(library) is None:
+        return f"lib{library} is not installed"  # PyOpenGL's own error does not say so
     return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]

@@ -35,12 +35,14 @@ def command(argv: Sequence[str] | None = None) -> int:
     """Exports a run's policy and returns the exit code."""
     arguments = tyro.cli(Arguments, args=argv, prog="ppo export")
     run = arguments.open()
-    from ppo.results.export import export
+    from ppo.results.export import export, names_in
 
     with commands.stdout_for_results():
         path, difference = export(
             run, arguments.outdir, arguments.format, checkpoint=arguments.checkpoint, group=arguments.group,
             warn=commands.warn,
         )  # fmt: skip
+        names = names_in(path)
     print(f"{path}: on random observations, its actions differ from the checkpoint's by at most {difference:.2g}")
+    print(names)
     return 0

@@ -8,8 +8,8 @@ import shlex
 import signal
 import sys
 import typing
-from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,6 +23,7 @@ from ppo import cli as commands
 from ppo.callbacks import Callback
 from ppo.config import RESUMABLE, SETTINGS, TYPES, Config, ConfigError, described
 from ppo.envs import env_options
+from ppo.errors import RunError
 from ppo.kwargs import Kwargs, to_words
 from ppo.presets import PRESETS, preset
 from ppo.run.display import Output, short
@@ -30,10 +31,42 @@ from ppo.run.folder import Run
 from ppo.run.modules import config_to_load, modules_of
 from vecenv.kwargs import from_words
 
+
+def _integer(words: Sequence[str]) -> int:
+    """Parses an integer, which may be written as 1e6. Raises ValueError for any other word."""
+    with suppress(ValueError):
+        return int(words[0])
+    with suppress(ValueError):
+        if (number := float(words[0])).is_integer():
+            return int(number)
+    raise ValueError(f"{words[0]!r} is not an integer")
+
+
+def _integer_or_none(words: Sequence[str]) -> int | None:
+    return None if words[0] == "None" else _integer(words)
+
+
+def _parsed_by(parse: Callable[[Sequence[str]], Any]) -> PrimitiveConstructorSpec[Any]:
+    """Returns how tyro parses and shows an integer setting."""
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=parse,
+        is_instance=lambda value: isinstance(value, int | None),
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+INTEGERS: dict[Any, Any] = {
+    int: Annotated[int, _parsed_by(_integer)],
+    int | None: Annotated[int | None, _parsed_by(_integer_or_none)],
+    tuple[int, ...]: tuple[Annotated[int, _parsed_by(_integer)], ...],
+}
+"""The types of integer settings for tyro."""
+
 METAVARS: dict[Any, str] = {
-    tuple[int, ...]: "INT ...",
+    INTEGERS[tuple[int, ...]]: "INT ...",
     tuple[str, ...]: "STR ...",
-    int | None: "INT",
     float | None: "FLOAT",
     str | None: "STR",
 }
@@ -78,6 +111,9 @@ class Arguments:
 
 def parse(argv: Sequence[str]) -> tuple[Arguments, Config]:
     """Parses a command line. Settings without a flag come from the run to resume, the preset or the defaults."""
+    if argv and not argv[0].startswith("-"):
+        flag = "--config" if argv[0] in PRESETS else "--env"
+        raise ConfigError(f"unexpected argument {argv[0]!r}: write {flag} {shlex.quote(argv[0])}")
     # The defaults of the settings depend on these flags, so they are parsed first.
     known, _ = tyro.cli(Arguments, args=list(argv), prog="ppo train", add_help=False, return_unknown_args=True)
     if known.resume is None:
@@ -122,10 +158,9 @@ def grouped(values: Mapping[str, Any]) -> list[Any]:
 
 def _flag_type(name: str) -> Any:
     """Returns the type of a setting for tyro: derived settings may be None, and mappings are written as KEY=VALUE."""
-    if SETTINGS[name].derived:
-        return TYPES[name] | None
-    if typing.get_origin(TYPES[name]) is not Mapping:
-        return TYPES[name]
+    kind = TYPES[name] | None if SETTINGS[name].derived else TYPES[name]
+    if typing.get_origin(kind) is not Mapping:
+        return INTEGERS.get(kind, kind)
     words: PrimitiveConstructorSpec[Kwargs] = PrimitiveConstructorSpec(
         nargs="*",
         metavar="[KEY=VALUE|JSON ...]",
@@ -133,7 +168,7 @@ def _flag_type(name: str) -> Any:
         is_instance=lambda value: isinstance(value, Kwargs),
         str_from_instance=to_words,
     )
-    return Annotated[TYPES[name], words]
+    return Annotated[kind, words]
 
 
 def settings_of(groups: Sequence[Any]) -> Config:
@@ -156,6 +191,26 @@ def _resuming(run: str, arguments: Arguments, config: Config) -> list[str]:
     if arguments.track:
         words += ["--track", *arguments.track]
     return words
+
+
+def _command_to_resume(path: Path, arguments: Arguments, config: Config) -> str:
+    return f"to resume:   {commands.program()} train {shlex.join(_resuming(short(path), arguments, config))}"
+
+
+class _HowToResume(Callback):
+    """Adds the command that resumes a run to the error that ended it, if the run has a checkpoint."""
+
+    def __init__(self, arguments: Arguments) -> None:
+        self._arguments = arguments
+
+    def on_end(self, result: ppo.Result | None, error: BaseException | None) -> None:
+        if error is None:
+            return
+        with suppress(RunError):
+            Run(self.run_path).check_begun()
+            error.add_note(_command_to_resume(self.run_path, self._arguments, self.config))
+            if isinstance(error, vecenv.WorkerDied) and self.config.on_worker_death == "raise":
+                error.add_note("To restart workers that die instead of ending the run, add --on-worker-death restart.")
 
 
 def _trackers(arguments: Arguments) -> list[Callback]:
@@ -186,7 +241,7 @@ def command(argv: Sequence[str] | None = None) -> int:
     """Trains and returns the exit code."""
     words = sys.argv[1:] if argv is None else list(argv)
     arguments, config = parse(words)
-    callbacks = _trackers(arguments)
+    callbacks = [*_trackers(arguments), _HowToResume(arguments)]
     # Start the workers' fork server while TensorFlow loads, unless the env has a module, which may import TensorFlow.
     if arguments.resume is None and arguments.collectors is None and ":" not in config.env:
         vecenv.warm_up(config.env, num_workers=config.num_workers, backend=config.backend, **env_options(config))
@@ -201,11 +256,11 @@ def command(argv: Sequence[str] | None = None) -> int:
 
 def _print_results(result: ppo.Result, arguments: Arguments, config: Config) -> None:
     """Prints the next commands, or how to resume a run that was interrupted."""
-    path, logdir, ppo_command = short(result.path), short(result.path.parent), commands.program()
     if result.evaluation is None:
-        print(f"to resume:   {ppo_command} train {shlex.join(_resuming(path, arguments, config))}")
+        print(_command_to_resume(result.path, arguments, config))
         return
-    evaluate = f"{ppo_command} evaluate {shlex.join([path, *_trust(config)])} --episodes 20"
+    path, logdir = short(result.path), short(result.path.parent)
+    evaluate = f"{commands.program()} evaluate {shlex.join([path, *_trust(config)])} --episodes 20"
     evaluate += "" if result.evaluation.deterministic else " --sample"
     print(f"next:        {evaluate}")
     if (result.path / "checkpoints" / "best").is_dir():

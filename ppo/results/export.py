@@ -256,6 +256,27 @@ def export(
     return target, difference
 
 
+def names_in(path: Path) -> str:
+    """Returns the names of the inputs and outputs of an export, each with its keys in the space if these differ."""
+    if path.suffix == ".savedmodel":
+        text: str | bytes = (path / "assets.extra" / METADATA).read_text()
+    elif path.suffix == ".tflite":
+        with zipfile.ZipFile(path) as archive:
+            text = archive.read(METADATA)
+    else:
+        import onnx
+
+        text = {entry.key: entry.value for entry in onnx.load(path).metadata_props}["policy"]
+    metadata = json.loads(text)
+
+    def named(paths: dict[str, list], memory: str) -> str:
+        keys = {name: "_".join(map(str, path)) for name, path in paths.items()}
+        names = [name if key in ("", name) else f"{name} (key {key})" for name, key in keys.items()]
+        return ", ".join([*names, *([metadata["state"][memory]] if metadata["state"] else [])])
+
+    return f"inputs: {named(metadata['inputs'], 'input')}; outputs: {named(metadata['outputs'], 'output')}"
+
+
 def _about_wrappers(run: Run, served: _Served, wrappers: Sequence[Wrapper]) -> str:
     """Returns which wrappers the export includes, and which the user must apply."""
     included = [wrapper.name for wrapper in wrappers if served.includes(wrapper)]

@@ -26,7 +26,7 @@ import vecenv
 from ppo.config import Config, ConfigError
 from ppo.errors import RunError, sentence_of
 from ppo.run.folder import Run, part_of
-from vecenv.opengl import ADVICE, backends
+from vecenv.opengl import ADVICE, backends, why_not
 
 if TYPE_CHECKING:
     from ppo.envs import EnvFn, EnvSource
@@ -165,6 +165,12 @@ def record(
     except (vecenv.VecEnvError, multiprocessing.TimeoutError) as error:
         refused = isinstance(error, TypeError) and "during construction" in str(error)
         hint = " Its constructor must accept render_mode." if refused else ""
+        # The import of MuJoCo fails without the library of MUJOCO_GL, with an error of PyOpenGL that does not name it.
+        backend = os.environ.get("MUJOCO_GL") if isinstance(error, AttributeError) and "OpenGL" in str(error) else None
+        if backend and (reason := why_not(backend)):
+            raise VideoError(
+                f"{players.config.env} cannot be rendered with MUJOCO_GL={backend}: {reason}. {ADVICE}"
+            ) from error
         raise VideoError(f"{players.config.env} could not be recorded: {sentence_of(error)}{hint}") from error
     except OSError as error:
         raise VideoError(f"cannot write videos into {folder}: {error}. Choose another folder (--outdir).") from error
@@ -306,7 +312,7 @@ class _Recorder(gym.Wrapper):
         except VideoError as error:
             return str(error)
         except Exception as error:  # from any rendering library
-            advice = f". {ADVICE}" if "mujoco" in sys.modules else ""
+            advice = f". {ADVICE}" if "mujoco" in sys.modules and ADVICE not in str(error) else ""
             return f"{type(error).__name__}: {error}{advice}"
         if not isinstance(frame, np.ndarray):
             return f"its render() returned {type(frame).__name__}, not an array"

@@ -106,7 +106,10 @@ class Display(Callback):
     def on_start(self, config: Config, env_steps: int) -> None:
         self._total = config.num_updates * config.batch_size
         self._bar.update(self._task, description=config.env, total=self._total, completed=env_steps)
-        self._print(f"training {config.env} for {self._total:,} steps")
+        if env_steps == 0:
+            self._print(f"training {config.env} for {self._total:,} steps")
+        else:
+            self._print(f"resuming {config.env} at {env_steps:,} of {self._total:,} steps")
         for name, policy in vars(self).get("policies", {}).items():
             self._print(f"network{name and f' of {name}'}: {policy.description}")
 

@@ -53,8 +53,7 @@ def config_to_load(run: Run, *, env: bool = True) -> Config:
         names = ", ".join(dict.fromkeys(modules.values()))
         raise RunError(
             f"{run.path} names {', '.join(modules)}, and importing {names} runs code. If you trust it, pass "
-            "--trust-modules to the command, or trust_modules=True to the function: "
-            "ppo.load_policy(run, trust_modules=True)."
+            "--trust-modules to the command, or trust_modules=True to the function that you called."
         )
     return config
 

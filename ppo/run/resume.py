@@ -17,7 +17,7 @@ import vecenv
 from ppo.algorithm.collector import Collector
 from ppo.algorithm.schedules import schedule_change
 from ppo.callbacks import Callback
-from ppo.config import Config
+from ppo.config import Config, ConfigError
 from ppo.errors import RunError, sentence_of
 from ppo.run.checkpoint import Checkpoints, Recorded
 from ppo.run.folder import Run
@@ -182,7 +182,8 @@ class Saver:
     def resume(self, config: Config) -> None:
         """Restores the progress and the modules from the newest valid checkpoint; writes the new settings of the run.
 
-        `restore_envs` then restores the states of the envs.
+        `restore_envs` then restores the states of the envs. Raises ConfigError if the run has taken more env-steps than
+        the new settings allow.
         """
         values = self._checkpoints.restore(warn=self._callback.on_warning)
         try:
@@ -194,9 +195,14 @@ class Saver:
                 f"checkpoint {path} lacks {error}, so it comes from another version of ppo: use the version in "
                 "versions.json, or train from scratch"
             ) from error
-        self.newest = Newest(
-            self._progress.env_steps, complete=True, states=values.get("env_states"), why_fresh=why_fresh
-        )
+        taken = self._progress.env_steps
+        if self._progress.updates > config.num_updates:
+            raise ConfigError(
+                f"total_steps={config.total_steps} is less than the {taken:,} env-steps that {self._run.path} has "
+                "taken. It counts from the start of the run: to train for that many more, set total_steps to "
+                f"{taken + config.total_steps}"
+            )
+        self.newest = Newest(taken, complete=True, states=values.get("env_states"), why_fresh=why_fresh)
         if change := schedule_change(self._run.read_config(), config, self._progress.updates):
             self._callback.on_warning(change)
         self._run.write_config(config)

@@ -127,6 +127,12 @@ def test_numpy_numbers_and_lists_become_python_numbers_and_tuples():
     assert Config.from_json(json.loads(json.dumps(dataclasses.asdict(config)))) == config
 
 
+def test_whole_floats_become_integers():
+    config = Config(total_steps=1e6, num_workers=np.float32(2.0), policy_layers=[64.0])
+    assert config == Config(total_steps=1_000_000, num_workers=2, policy_layers=(64,))
+    assert all(type(n) is int for n in (config.total_steps, config.num_workers, *config.policy_layers))
+
+
 RANGES = {name: setting.range for name, setting in SETTINGS.items() if setting.range is not None}
 
 

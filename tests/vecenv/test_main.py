@@ -56,6 +56,12 @@ def test_a_backend_that_cannot_render_has_a_reason():
     assert "invalid value for environment variable MUJOCO_GL" in opengl.why_not("nonsense")
 
 
+def test_the_reason_of_a_backend_without_its_library_is_the_library(monkeypatch):
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 1, stderr="AttributeError"))
+    monkeypatch.setattr("ctypes.util.find_library", lambda name: None if name == "OSMesa" else "lib.so")
+    assert opengl.why_not("osmesa") == "libOSMesa is not installed" and opengl.why_not("egl") == "AttributeError"
+
+
 @pytest.mark.parametrize(
     ("display", "chosen", "expected"),
     [(":0", "", [None]), ("", "osmesa", ["osmesa"]), ("", "", ["egl"]), (":0", "egl", ["egl"])],

@@ -15,7 +15,7 @@ from gymnasium.envs.mujoco.mujoco_rendering import MujocoRenderer
 
 from vecenv.errors import RenderingFailed
 from vecenv.mujoco.physics import Physics
-from vecenv.opengl import ADVICE, backends
+from vecenv.opengl import ADVICE, backends, why_not
 
 RENDER_MODES = ["human", "rgb_array", "depth_array", "rgbd_tuple"]
 DEFAULT_SIZE = 480  # pixels, as in Gymnasium's MujocoEnv
@@ -72,7 +72,8 @@ class BatchRenderer:
             except Exception as error:  # each OpenGL library raises its own exception types
                 if renderer.viewer is not None:  # the backend works
                     raise
-                failures.append(f"{backend or 'the default'}: {type(error).__name__}: {error}")
+                reason = why_not(backend) if backend else None
+                failures.append(f"{backend or 'the default'}: {reason or f'{type(error).__name__}: {error}'}")
         raise RenderingFailed(
             f"env {env} cannot be rendered, because no OpenGL backend works: "
             f"{'; '.join(failures) or 'none found'}. {ADVICE}"

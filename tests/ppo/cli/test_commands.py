@@ -25,6 +25,7 @@ import gymnasium as gym
 import pytest
 
 import ppo
+import vecenv
 from ppo import Config, ConfigError, Result, Run, RunError
 from ppo import cli as commands
 from ppo.__main__ import COMMANDS
@@ -132,10 +133,11 @@ def test_what_a_custom_network_prints_does_not_reach_the_results_of_export(tmp_p
         return Path("out"), 0.0
 
     monkeypatch.setattr("ppo.results.export.export", exported)
+    monkeypatch.setattr("ppo.results.export.names_in", lambda path: "names")
     (tmp_path / "config.json").touch()
     assert command("export", [str(tmp_path)]) == 0
     out, err = capfd.readouterr()
-    assert out.startswith("out: on random observations") and len(out.splitlines()) == 1 and "tracing" in err
+    assert out.startswith("out: on random observations") and out.splitlines()[1:] == ["names"] and "tracing" in err
 
 
 def test_evaluation_changes_nothing_in_the_run(finished, capsys):
@@ -167,6 +169,20 @@ def test_resume_continues_from_the_checkpoint_and_drops_later_reports(tmp_path, 
     episodes = [row["episodes"] for row in rows]
     assert episodes == sorted(episodes)
     assert run.read_config().total_steps == 640
+
+
+def test_a_run_cannot_be_resumed_with_fewer_steps_than_it_has_taken(tmp_path, finished):
+    run = Run.open(shutil.copytree(finished.path, tmp_path / "run"))
+    before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    message = "total_steps=448 is less than the 512 env-steps that .*run has taken.*: to train for .* more, .* to 960"
+    for resume in (
+        lambda: command("train", ["--resume", run.path, "--total-steps", "448"]),
+        lambda: ppo.resume(run, total_steps=448, progress=False),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            resume()
+    assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
+    assert ppo.resume(run, total_steps=449, progress=False).env_steps == 512  # the last update is complete
 
 
 @pytest.mark.slow
@@ -234,6 +250,9 @@ def test_a_run_has_the_name_of_a_preset_only_on_the_env_of_the_preset(monkeypatc
         (["--num-workers", "9", "--num-envs", "8"], "num_workers=9 is more than num_envs=8"),
         (["--resume", "nowhere"], "there is no folder nowhere or runs/nowhere, so it is not a run"),
         (["--totl-steps", "5"], "--total-steps"),
+        (["--num-workers", "1.5"], "'1.5' is not an integer"),
+        (["arm:Arm-v0", "--total-steps", "5"], "unexpected argument 'arm:Arm-v0': write --env arm:Arm-v0"),
+        (["cartpole"], "unexpected argument 'cartpole': write --config cartpole"),
         (["--env", "nomod:X-v0"], "the module 'nomod' cannot be imported"),
     ],
 )
@@ -244,6 +263,13 @@ def test_invalid_input_is_a_one_sentence_error_that_says_what_to_write(tmp_path,
     assert not list(tmp_path.glob("runs/*"))
     assert "Traceback" not in done.stderr
     assert re.search(message, " ".join((done.stderr + done.stdout).split())), done.stderr
+
+
+def test_integer_settings_may_be_written_with_an_exponent():
+    config = parsed(
+        "--total-steps", "1e5", "--num-workers", "2e0", "--num-steps", "None", "--policy-layers", "8", "1e1"
+    )
+    assert config == Config(total_steps=100_000, num_workers=2, policy_layers=(8, 10))
 
 
 def test_errors_distinguish_a_folder_that_is_not_a_run_from_a_damaged_run(tmp_path, finished, run_here):
@@ -343,6 +369,26 @@ def test_an_interrupted_run_is_saved_and_says_how_to_resume(tmp_path, number):
     run = only_run(tmp_path)
     newest = sorted(run.checkpoints.iterdir())[-1]
     assert json.loads((newest / "progress.json").read_text())["update"] > 0
+
+
+@pytest.mark.parametrize("error", [vecenv.WorkerDied, vecenv.EnvError, OSError])
+def test_an_error_that_ends_a_run_says_how_to_resume_it(tmp_path, finished, run_here, monkeypatch, error):
+    copy = Path(shutil.copytree(finished.path, tmp_path / "copy"))
+    monkeypatch.setattr("ppo.trainer.Trainer.collect", lambda self: raises(error("why")))
+    done = run_here("train", "--resume", str(copy), "--total-steps", "1024")
+    *_, resume = (line for line in done.stderr.splitlines() if line.startswith("to resume:"))
+    assert shlex.split(resume)[-3:] == ["train", "--resume", str(copy)]
+    assert ("add --on-worker-death restart" in done.stderr) == (error is vecenv.WorkerDied)
+
+
+def test_an_error_before_the_first_checkpoint_does_not_say_how_to_resume(tmp_path, run_here, monkeypatch):
+    monkeypatch.setattr("ppo.trainer.Trainer.collect", lambda self: raises(vecenv.WorkerDied("worker 0 died")))
+    done = run_here("train", *SMALL, "--logdir", str(tmp_path))
+    assert done.returncode == 1 and done.stderr == "error: worker 0 died\n"
+
+
+def raises(error):
+    raise error
 
 
 @pytest.mark.slow
@@ -446,12 +492,8 @@ def lost(import_tensorflow):
         import_tensorflow()
 
 
-def raised():
-    raise KeyboardInterrupt
-
-
 @pytest.mark.usefixtures("handlers")
-@pytest.mark.parametrize("command", [lambda: lost(commands.load_tensorflow), raised])
+@pytest.mark.parametrize("command", [lambda: lost(commands.load_tensorflow), lambda: raises(KeyboardInterrupt)])
 def test_an_interrupt_ends_the_command_even_if_tensorflow_lost_it_or_another_handler_raised_it(capsys, command):
     def whole():
         command()

@@ -541,6 +541,17 @@ def test_nan_and_errors_in_small_actions_are_detected(tmp_path, monkeypatch):
             export(run, tmp_path / "out", "savedmodel")
 
 
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_command_prints_the_names_of_the_inputs_and_outputs(tmp_path, capsys, format):
+    space = spaces.Dict(state=VECTOR, goal=spaces.Dict(x=VECTOR))
+    run = untrained_run(tmp_path / "runs", space, spaces.Dict(hand=spaces.Discrete(2)), recurrent="gru")
+    assert command("export", [run.path, "--format", format, "--outdir", tmp_path / "out"]) == 0
+    memory = "next_state" if format == "onnx" else "state"
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        f"inputs: observation_state (key state), goal_x, state; outputs: action_hand (key hand), {memory}"
+    )
+
+
 def test_a_new_export_replaces_the_previous_one(tmp_path):
     run = untrained_run(tmp_path / "runs", VECTOR, spaces.Discrete(2))
     for _ in range(2):

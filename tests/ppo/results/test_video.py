@@ -12,6 +12,7 @@ import imageio.v3 as imageio
 import numpy as np
 import pytest
 
+import vecenv
 from ppo import ConfigError, evaluate_run, record_run
 from ppo.policies.evaluation import load_players
 from ppo.results import video as videos
@@ -230,6 +231,35 @@ def test_an_env_that_cannot_be_rendered_is_a_one_sentence_error_and_leaves_no_fi
         record_run(a_run(tmp_path / "runs"), tmp_path / "out", 1, envs=make)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
+
+
+def without_opengl():
+    raise AttributeError("PyOpenGL found no glGetError")
+
+
+def test_the_error_for_an_opengl_library_that_is_missing_names_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("MUJOCO_GL", "osmesa")
+    monkeypatch.setattr(videos, "why_not", lambda backend: "libOSMesa is not installed")
+    with pytest.raises(VideoError, match="with MUJOCO_GL=osmesa: libOSMesa is not installed"):
+        record_run(a_run(tmp_path / "runs"), tmp_path / "out", 1, envs=without_opengl)
+
+
+def without_backend():
+    import mujoco  # noqa: F401
+
+    return AdvisedAlready()
+
+
+class AdvisedAlready(Striped):
+    def render(self):
+        raise vecenv.errors.RenderingFailed(f"no backend works. {opengl.ADVICE}")
+
+
+def test_the_error_without_opengl_says_once_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setattr(videos, "backends", lambda: ["egl"])
+    with pytest.raises(VideoError, match="no backend works") as caught:
+        record_run(a_run(tmp_path / "runs"), tmp_path / "out", 1, envs=without_backend)
+    assert str(caught.value).count(opengl.ADVICE) == 1
 
 
 def test_the_second_opengl_backend_is_tried_if_the_first_does_not_work(tmp_path, monkeypatch):

@@ -70,6 +70,13 @@ def test_a_run_prints_one_line_per_report_evaluation_and_warning():
     assert warning == "warning: [odd] :cat: things"
 
 
+def test_a_resumed_run_prints_how_far_it_has_come():
+    console = Console(file=io.StringIO())
+    with Display(console) as display:
+        display.on_start(CONFIG, 4096)
+    assert console.file.getvalue() == "resuming CartPole-v1 at 4,096 of 8,192 steps\n"
+
+
 def test_a_terminal_shows_the_same_lines_above_a_bar_with_the_progress_and_the_activity():
     console = Console(file=Written(), force_terminal=True, width=140)
     status = Status("building the environments")

@@ -139,7 +139,8 @@ def test_a_module_that_only_the_run_names_is_not_imported(place, reader, setting
         READERS[reader](run, False)
     else:
         with pytest.raises(
-            RunError, match=r"strange names .*mine.*importing mine runs code.* --trust-modules .*, trust_modules=True"
+            RunError,
+            match=r"strange names .*mine.* runs code.* --trust-modules .*, or trust_modules=True .* you called",
         ):
             READERS[reader](run, False)
     assert not (place / "mark").exists() and "mine" not in sys.modules

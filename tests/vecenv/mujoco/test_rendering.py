@@ -168,6 +168,15 @@ def test_the_error_without_opengl_says_what_to_install(monkeypatch, variable):
     envs.step(np.zeros((2, 6), np.float32))  # the envs can still be stepped
 
 
+def test_the_error_for_a_backend_that_does_not_work_says_what_it_lacks(monkeypatch):
+    monkeypatch.setenv("MUJOCO_GL", "no_such_library")
+    monkeypatch.setattr("vecenv.mujoco.rendering.why_not", lambda backend: f"{backend} is not installed")
+    envs = HalfCheetah(2, **SIZE)
+    envs.reset(seed=0)
+    with pytest.raises(RenderingFailed, match=r"works: no_such_library: no_such_library is not installed\. Install a "):
+        envs.render_env(0)
+
+
 def test_the_error_without_a_render_mode_says_what_to_pass():
     envs = HalfCheetah(2)
     envs.reset(seed=0)
