@@ -204,7 +204,7 @@ class _HowToResume(Callback):
         self._arguments = arguments
 
     def on_end(self, result: ppo.Result | None, error: BaseException | None) -> None:
-        if error is None:
+        if error is None or isinstance(error, ppo.TrainingDiverged):  # it would diverge again
             return
         with suppress(RunError):
             Run(self.run_path).check_begun()

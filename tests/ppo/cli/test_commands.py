@@ -381,6 +381,13 @@ def test_an_error_that_ends_a_run_says_how_to_resume_it(tmp_path, finished, run_
     assert ("add --on-worker-death restart" in done.stderr) == (error is vecenv.WorkerDied)
 
 
+def test_a_run_that_diverged_does_not_say_how_to_resume_it(tmp_path, finished, run_here, monkeypatch):
+    copy = Path(shutil.copytree(finished.path, tmp_path / "copy"))
+    monkeypatch.setattr("ppo.trainer.Trainer.collect", lambda self: raises(ppo.TrainingDiverged("why")))
+    done = run_here("train", "--resume", str(copy), "--total-steps", "1024")
+    assert done.returncode == 1 and "to resume:" not in done.stderr
+
+
 def test_an_error_before_the_first_checkpoint_does_not_say_how_to_resume(tmp_path, run_here, monkeypatch):
     monkeypatch.setattr("ppo.trainer.Trainer.collect", lambda self: raises(vecenv.WorkerDied("worker 0 died")))
     done = run_here("train", *SMALL, "--logdir", str(tmp_path))
