@@ -333,6 +333,13 @@ def test_masked_resets_during_episodes_equal_gymnasiums(num_workers):
     theirs.close()
 
 
+@pytest.mark.parametrize("name", ["SameStep", "SAME_STEP"])
+def test_an_autoreset_mode_may_be_a_members_name_or_value(name):
+    assert Task(autoreset_mode=name).metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
+    with vecenv.make("Hopper-v5", 2, vector_kwargs={"autoreset_mode": name}) as envs:
+        assert envs.autoreset_mode == AutoresetMode.SAME_STEP
+
+
 def test_the_caller_may_change_its_actions_after_step_async():
     with vecenv.make("Hopper-v5", 2) as ours, vecenv.make("Hopper-v5", 2) as theirs:
         ours.reset(seed=0), theirs.reset(seed=0)
