@@ -27,6 +27,12 @@ def test_the_report_runs_as_a_module():
     [
         (["tests.helpers:CountingEnw"], "has no class or function CountingEnw either. Did you mean 'CountingEnv'"),
         (["no_such_module:Env"], "the module 'no_such_module' cannot be imported"),
+        ([], "ENV is missing: write it before options that take several words, or as `--env ENV`"),
+        (["--env-kwargs", "low_ms=5", "CartPole-v1"], "ENV is missing: write it before options that take several"),
+        (["--wrappers", "ClipReward", "CartPole-v1"], "ENV is missing: write it before options that take several"),
+        (["CartPole-v1", "--env-kw", "a=1"], "unrecognized arguments: --env-kw a=1"),
+        (["CartPole-v1", "Pendulum-v1"], "unrecognized arguments: Pendulum-v1"),
+        (["--env", "CartPole-v1", "Pendulum-v1"], "unrecognized arguments: Pendulum-v1"),
         (["CartPole-v1", "--env-kwargs", "[4]"], "'[4]' is neither KEY=VALUE nor a JSON object"),
         (["CartPole-v1", "--env-kwargs", "size=[4"], "the value of 'size', [4, is not JSON"),
     ],

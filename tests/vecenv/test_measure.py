@@ -90,9 +90,21 @@ def test_worker_counts_are_powers_of_two_up_to_the_cores_and_the_envs(monkeypatc
     assert worker_counts(64) == [0, 1]
 
 
-def test_the_command_prints_the_measurement(capsys):
-    words = ["measure", "Pendulum-v1", "--num-envs", "3", "--num-workers", "0", "--seconds", "0.1"]
-    __main__.main([*words, "--env-kwargs", "g=9.0", "--wrappers", "TimeAwareObservation"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["Pendulum-v1", "--num-workers", "0", "--env-kwargs", "g=9.0"],
+        ["--env", "Pendulum-v1", "--num-workers", "0", "--env-kwargs", "g=9.0"],
+        ["--env-kwargs", "g=9.0", "--num-workers", "0", "--env=Pendulum-v1"],
+    ],
+)
+def test_the_command_prints_the_measurement(words, capsys):
+    __main__.main(["measure", *words, "--num-envs", "3", "--seconds", "0.1", "--wrappers", "TimeAwareObservation"])
     printed = capsys.readouterr().out
     assert printed.startswith("Pendulum-v1, 3 envs, ") and "one env alone: a step takes " in printed
     assert "\nvecenv, 0 workers " in printed and "\nFastest: " in printed
+
+
+def test_the_env_may_follow_an_option_that_takes_one_word(capsys):
+    __main__.main(["measure", "--num-workers", "0", "--num-envs", "2", "--seconds", "0.1", "CartPole-v1"])
+    assert capsys.readouterr().out.startswith("CartPole-v1, 2 envs, ")
