@@ -73,7 +73,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     if rest:
         (words if chosen.command else parser).error(f"unrecognized arguments: {' '.join(rest)}")
     if chosen.command == "measure":
+        from vecenv.measure import check_numbers
+
         try:
+            check_numbers(chosen.num_envs, chosen.num_workers, chosen.seconds)
             load_spec(chosen.env)
             chosen.env_kwargs = from_words(chosen.env_kwargs)
         except (GymnasiumError, ValueError) as error:

@@ -21,6 +21,29 @@ def test_four_workers_step_four_sleeping_envs_at_the_same_time():
     assert max(found.gains("vecenv, 4 workers")) > 2
 
 
+@pytest.mark.parametrize(
+    ("env_id", "num_workers", "cores", "expected"),
+    [
+        ("Sleeping", [0, 2], 4, "Try --num-workers 8."),
+        ("Sleeping", [2], 1, "Try --num-workers 4."),
+        ("Sleeping", [0, 8], 4, None),
+        ("Millisecond", [2], 4, None),
+    ],
+)
+def test_more_workers_than_cores_are_suggested_for_an_env_that_waits(env_id, num_workers, cores, expected, monkeypatch):
+    monkeypatch.setattr("vecenv.measure.available_cores", lambda: cores)
+    monkeypatch.setattr("vecenv.measure.MOST_PER_CORE", 4)
+    found = measure(f"benchmarks.slow:{env_id}-v0", step_ms=5.0, num_envs=8, num_workers=num_workers, seconds=0.5)
+    assert ("\nOne env alone waits, or runs another process, for " in str(found)) == (expected is not None)
+    assert expected is None or expected in str(found)
+
+
+@pytest.mark.parametrize("numbers", [{"num_envs": 0}, {"num_workers": [-1]}, {"seconds": 0}, {"seconds": -1.0}])
+def test_a_number_out_of_range_is_an_error(numbers):
+    with pytest.raises(ValueError, match=f"{next(iter(numbers))}=.* is out of range"):
+        measure("CartPole-v1", **numbers)
+
+
 class OnePerProcess(gym.Env):
     """Raises if the process already has an open one."""
 
