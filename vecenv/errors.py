@@ -11,6 +11,7 @@ from typing import Any
 
 import cloudpickle
 from gymnasium.error import ClosedEnvironmentError, ResetNeeded
+from gymnasium.error import Error as GymnasiumError
 
 
 class VecEnvError(RuntimeError):
@@ -83,6 +84,10 @@ class OtherForm(VecEnvError):
 
 class EpisodeOver(ResetNeeded, AssertionError):
     """An env with autoreset mode `DISABLED` was stepped after its episode ended. An AssertionError, as in Gymnasium."""
+
+
+class NoSingleEnvs(GymnasiumError, ValueError):
+    """An id is registered only as a vector env, but an argument of `vecenv.make` needs single envs."""
 
 
 def env_error(exception_type: type[BaseException] | None, message: str) -> EnvError:
