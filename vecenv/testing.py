@@ -188,8 +188,9 @@ def the_last_observation_is_not_lost(envs: VectorEnv, make: Make, max_steps: int
 
 def a_reset_mask_resets_only_its_envs(envs: VectorEnv, make: Make, max_steps: int) -> None:
     """`reset(options={"reset_mask": mask})` does not change the envs outside the mask, if masks are supported."""
-    if not getattr(envs, "steps_subsets", hasattr(envs, "step_rows")):  # such vector envs also reset subsets
-        _apply_only_to(envs, AutoresetMode.DISABLED)
+    of_gymnasium = isinstance(envs.unwrapped, (gym.vector.SyncVectorEnv, gym.vector.AsyncVectorEnv))
+    if not (of_gymnasium or getattr(envs, "steps_subsets", hasattr(envs, "step_rows"))):
+        _apply_only_to(envs, AutoresetMode.DISABLED)  # in the other modes, support is optional
     twins = [make(), make()]
     with contextlib.closing(twins[0]), contextlib.closing(twins[1]):
         for each in (*twins, envs):

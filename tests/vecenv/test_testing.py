@@ -29,6 +29,13 @@ def test_a_single_env_is_checked_in_a_vector_env():
     assert len(check_vector_env(lambda: gym.make("Pendulum-v1"))) == 17
 
 
+@pytest.mark.parametrize("cls", [vecenv.SyncVectorEnv, gym.vector.SyncVectorEnv])
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_masked_resets_are_checked_in_every_autoreset_mode(cls, mode):
+    held = check_vector_env(lambda: cls([lambda: gym.make("CartPole-v1")] * 3, autoreset_mode=mode))
+    assert any("does not change the envs outside the mask" in sentence for sentence in held)
+
+
 def test_third_party_vector_envs_pass():
     assert len(check_vector_env(lambda: gym.make_vec("CartPole-v1", 3, "vector_entry_point"))) == 14
 
