@@ -11,7 +11,6 @@ from typing import Any
 
 import cloudpickle
 from gymnasium.error import ClosedEnvironmentError, ResetNeeded
-from gymnasium.error import Error as GymnasiumError
 
 
 class VecEnvError(RuntimeError):
@@ -84,10 +83,6 @@ class OtherForm(VecEnvError):
 
 class EpisodeOver(ResetNeeded, AssertionError):
     """An env with autoreset mode `DISABLED` was stepped after its episode ended. An AssertionError, as in Gymnasium."""
-
-
-class NoSingleEnvs(GymnasiumError, ValueError):
-    """An id is registered only as a vector env, but an argument of `vecenv.make` needs single envs."""
 
 
 def env_error(exception_type: type[BaseException] | None, message: str) -> EnvError:

@@ -14,8 +14,8 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 
-from vecenv.errors import NoSingleEnvs
 from vecenv.ids.forms import (
+    NoSingleEnvs,
     SingleEnvsNeeded,
     VectorEnvFound,
     make_env,
