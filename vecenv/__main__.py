@@ -45,22 +45,38 @@ def report() -> dict[str, str]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints the report, one name and value per line, or what `measure` finds."""
-    parser = argparse.ArgumentParser(prog="python -m vecenv", description="Print the facts a bug report needs.")
+    parser = argparse.ArgumentParser(
+        prog="python -m vecenv", description="Print the facts a bug report needs.", allow_abbrev=False
+    )
     commands = parser.add_subparsers(dest="command", metavar="{measure}")
     words = commands.add_parser(
         "measure",
+        usage="%(prog)s ENV [options]",
+        allow_abbrev=False,
         help="show whether vecenv speeds up an env",
         description="Step an env with random actions: alone, in Gymnasium's SyncVectorEnv and in vecenv's vector envs.",
     )
-    words.add_argument("env", help='an id, or "module:name" of a class or function')
+    # Not a positional argument, which options that take several words would swallow without a helpful error.
+    words.add_argument("--env", help='an id, or "module:name" of a class or function; `--env` may be omitted')
     words.add_argument("--num-envs", type=int, default=16)
     words.add_argument("--num-workers", type=int, nargs="+", help="default: 0, and powers of two up to the cores")
     words.add_argument("--seconds", type=float, default=20.0, help="longer if the env is slow (default: 20)")
     words.add_argument("--wrappers", nargs="+", default=[], help="as for `ppo train`")
     words.add_argument("--env-kwargs", nargs="+", default=[], help="KEY=VALUE pairs or a JSON object")
-    chosen = parser.parse_args(argv)
+    chosen, rest = parser.parse_known_args(argv)
+    names = [word for word in rest if not word.startswith("-")]
+    if chosen.command == "measure" and chosen.env is None:
+        if not names:
+            words.error("ENV is missing: write it before options that take several words, or as `--env ENV`")
+        chosen.env = names[0]
+        rest.remove(chosen.env)
+    if rest:
+        (words if chosen.command else parser).error(f"unrecognized arguments: {' '.join(rest)}")
     if chosen.command == "measure":
+        from vecenv.measure import check_numbers
+
         try:
+            check_numbers(chosen.num_envs, chosen.num_workers, chosen.seconds)
             load_spec(chosen.env)
             chosen.env_kwargs = from_words(chosen.env_kwargs)
         except (GymnasiumError, ValueError) as error:

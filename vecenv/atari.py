@@ -14,6 +14,8 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import AtariPreprocessing, ClipReward, FrameStackObservation
 
+from vecenv.rows.arguments import autoreset_mode_of
+
 try:
     import ale_py
     from ale_py.env import AtariEnv
@@ -42,9 +44,10 @@ class VectorGame(AtariVectorEnv):
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
         **arguments: Any,
     ):
-        if life_loss_info and AutoresetMode(autoreset_mode) is not AutoresetMode.SAME_STEP:
-            raise ValueError(f"life_loss_info=True needs autoreset_mode='SameStep', not {autoreset_mode}")
-        super().__init__(life_loss_info=life_loss_info, autoreset_mode=autoreset_mode, **arguments)
+        mode = autoreset_mode_of(autoreset_mode)
+        if life_loss_info and mode is not AutoresetMode.SAME_STEP:
+            raise ValueError(f"life_loss_info=True needs autoreset_mode='SameStep', not {mode.value!r}")
+        super().__init__(life_loss_info=life_loss_info, autoreset_mode=mode, **arguments)
         self._lives = np.zeros(self.num_envs, np.int32)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:

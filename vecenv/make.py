@@ -15,6 +15,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 
 from vecenv.ids.forms import (
+    NoSingleEnvs,
     SingleEnvsNeeded,
     VectorEnvFound,
     make_env,
@@ -81,8 +82,9 @@ def make(
         gymnasium.error.Error: If a module is not installed, or has no such env or wrapper.
         EnvError: If one of these errors occurs in a worker. It is also an instance of that error's type.
         TypeError: If `wrappers` is a string, or if `env_kwargs` has an argument of `AsyncVectorEnv`.
-        ValueError: If an argument is out of range, if a string in `wrappers` is malformed, or if `wrappers` or
-            `backend="python"` is given for an id that is registered only as a vector env.
+        ValueError: If an argument is out of range, or if a string in `wrappers` is malformed. Also, as a
+            gymnasium.error.Error, if `wrappers` or `backend="python"` is given for an id that is registered only as a
+            vector env.
 
     Example:
         >>> import vecenv
@@ -121,8 +123,10 @@ def make(
     reason, level = why_single_envs(spec, backend, wrappers, env_kwargs), logging.INFO
     if reason is None:
         if spec.entry_point is None and (wrappers or backend == "python"):
-            argument = "wrappers" if wrappers else "backend='python'"
-            raise ValueError(f"{spec.id} is registered only as a vector env, but {argument} needs single envs: omit it")
+            argument = "`wrappers`" if wrappers else "backend='python'"
+            raise NoSingleEnvs(
+                f"{spec.id} is registered only as a vector env, but {argument} needs single envs: omit this argument"
+            )
         try:
             return _one_vector_env(spec, source, num_envs, num_workers, vector_kwargs, env_kwargs)
         except SingleEnvsNeeded as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import resource
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ SYNC = "gymnasium SyncVectorEnv"
 IN_ONE_CALL = "vecenv.make, in one call"
 TURNS = 5
 BUSY = 1.5  # ratio of the highest to the lowest speed above which the machine is too busy to compare
+MOST_PER_CORE = 8  # workers to suggest for an env that waits
 ACTIONS = 16  # random batches, drawn before the clock starts
 
 
@@ -35,19 +37,21 @@ class Measurement:
         reset_s: Seconds of each reset of a single env.
         rates: Env-steps per second in each turn, by the name of the vector env.
         errors: The error of each vector env that cannot be measured, in one line, by its name.
+        advice: What else to measure; empty if nothing.
     """
 
     step_s: list[float]
     reset_s: list[float]
     rates: dict[str, list[float]]
     errors: dict[str, str]
+    advice: str = ""
 
     def gains(self, name: str) -> list[float]:
         """Returns a vector env's speed divided by that of Gymnasium's SyncVectorEnv, for each turn."""
         return [rate / base for rate, base in zip(self.rates[name], self.rates.get(SYNC, ()), strict=False)]
 
     def __str__(self) -> str:
-        """Returns the costs, a table of the vector envs, and the name of the fastest."""
+        """Returns the costs, a table of the vector envs, the name of the fastest, and the advice."""
         lines = [
             f"one env alone: a step takes {_spread(self.step_s)}; a reset takes {_spread(self.reset_s)}",
             "",
@@ -72,6 +76,7 @@ class Measurement:
                 fastest,
                 "Training gains less, because the policy and the updates take time.",
             ]
+        lines += [self.advice] if self.advice else []
         base = self.rates.get(SYNC)
         if base and max(base) > BUSY * min(base):
             lines.append(f"Other programs disturb this: {SYNC} varies by {max(base) / min(base):.1f} x. Measure again.")
@@ -99,12 +104,15 @@ def measure(
         **env_kwargs: Arguments of the env.
 
     Raises:
+        ValueError: If a number is out of range.
         Exception: Whatever the single env raises. If a vector env raises, its error is in `Measurement.errors`.
     """
+    check_numbers(num_envs, num_workers, seconds)
     make_one = functools.partial(make_single, env_id, wrappers=wrappers, **env_kwargs)
-    step_s, reset_s = _alone(make_one, seconds / 4)
+    step_s, reset_s, waiting = _alone(make_one, seconds / 4)
+    counts = worker_counts(num_envs) if num_workers is None else num_workers
     rivals: dict[str, Callable[[], VectorEnv]] = {SYNC: lambda: gym.vector.SyncVectorEnv([make_one] * num_envs)}
-    for workers in worker_counts(num_envs) if num_workers is None else num_workers:
+    for workers in counts:
         name = f"vecenv, {workers} worker{'s' if workers != 1 else ''}"
         rivals[name] = functools.partial(AsyncVectorEnv, [make_one] * num_envs, num_workers=workers)
     rivals[IN_ONE_CALL] = functools.partial(make, env_id, num_envs, wrappers=wrappers, **env_kwargs)
@@ -129,7 +137,18 @@ def measure(
         for _ in range(TURNS):
             for name, envs in measured.items():
                 rates[name].append(_rate(envs, seconds * 3 / 4 / TURNS / len(measured)))
-    return Measurement(step_s, reset_s, rates, errors)
+    return Measurement(step_s, reset_s, rates, errors, _advice(waiting, num_envs, counts))
+
+
+def check_numbers(num_envs: int, num_workers: Sequence[int] | None, seconds: float) -> None:
+    """Raises ValueError if an argument of `measure` is out of range."""
+    if num_envs < 1:
+        raise ValueError(f"num_envs={num_envs} is out of range: it must be 1 or more")
+    for workers in num_workers or ():
+        if not 0 <= workers <= num_envs:
+            raise ValueError(f"num_workers={workers} is out of range: it must be 0 to {num_envs}, the number of envs")
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"seconds={seconds} is out of range: it must be positive and finite")
 
 
 def _cause(error: Exception) -> str:
@@ -145,13 +164,29 @@ def worker_counts(num_envs: int) -> list[int]:
     return sorted({0, most, *(2**power for power in range(1, max(1, most.bit_length())) if 2**power <= most)})
 
 
-def _alone(make_one: Callable[[], gym.Env], seconds: float) -> tuple[list[float], list[float]]:
-    """Returns the seconds of each step and of each reset of one env, which is stepped at least ten times."""
+def _advice(waiting: float, num_envs: int, num_workers: Sequence[int]) -> str:
+    """Returns the number of workers to try for an env that waits for this share of the time, or ""."""
+    most = max(num_workers, default=0)
+    suggested = min(num_envs, MOST_PER_CORE * available_cores(), math.ceil(available_cores() / max(1e-3, 1 - waiting)))
+    if waiting <= 0.5 or suggested <= most:
+        return ""
+    return (
+        f"One env alone waits, or runs another process, for {waiting:.0%} of the time: more workers than cores may "
+        f"help. Try --num-workers {suggested}."
+    )
+
+
+def _alone(make_one: Callable[[], gym.Env], seconds: float) -> tuple[list[float], list[float], float]:
+    """Returns the seconds of each step and of each reset of one env, and for which share of the time it waits.
+
+    The env is stepped at least ten times.
+    """
     step_s: list[float] = []
     with contextlib.closing(make_one()) as env:
         env.action_space.seed(0)
         reset_s = [_seconds_of(lambda: env.reset(seed=0))]
-        end = time.perf_counter() + seconds
+        used, start = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
+        end = start + seconds
         while len(step_s) < 10 or time.perf_counter() < end:
             action = env.action_space.sample()
             begin = time.perf_counter()
@@ -159,7 +194,15 @@ def _alone(make_one: Callable[[], gym.Env], seconds: float) -> tuple[list[float]
             step_s.append(time.perf_counter() - begin)
             if terminated or truncated:
                 reset_s.append(_seconds_of(env.reset))
-    return step_s, reset_s
+        return step_s, reset_s, _waiting_since(used, time.perf_counter() - start)
+
+
+def _waiting_since(before: resource.struct_rusage, seconds: float) -> float:
+    """Returns for which share of these seconds this process used no core, 0 if other programs were the reason."""
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    if after.ru_nvcsw - before.ru_nvcsw <= after.ru_nivcsw - before.ru_nivcsw:  # more often interrupted than waiting
+        return 0.0
+    return max(0.0, 1 - (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / seconds)
 
 
 def _seconds_of(call: Callable[[], object]) -> float:

@@ -18,7 +18,7 @@ LAYERS = {
     "resources": set(),
     "opengl": set(),
     "wrappers": {"tree"},
-    "atari": set(),
+    "atari": {"rows"},
     "state": {"errors"},
     "memory": {"resources", "tree", "errors"},
     "rows": {"resources", "tree", "errors", "memory", "state"},

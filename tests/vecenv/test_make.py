@@ -247,12 +247,23 @@ def test_a_wrong_id_raises_gymnasiums_error():
         gym.make_vec("vecenv/CartPolle-v1", num_envs=2)
 
 
-@pytest.mark.parametrize(("name", "advice"), [("Lamp", "Did you mean 'Lamb'?"), ("Lamb-v1", "doesn't exist")])
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("Lamp", "Did you mean 'Lamb'?"),
+        ("Lamb-v1", "doesn't exist"),
+        ("Farm/Lamb-v1", "Namespace Farm not found"),
+        ("Goat-v4", "It provides versioned environments: [ `v3` ]"),
+        ("Goat-v1", "`Goat-v3` instead"),
+        ("a goat", "Malformed environment ID: a goat"),
+    ],
+)
 def test_a_wrong_name_in_a_module_that_only_workers_import_gives_a_message_without_their_traceback(
     name, advice, tmp_path
 ):
     (tmp_path / "animals.py").write_text(
-        "from tests.helpers import CountingEnv\n\nclass Lamb(CountingEnv):\n    pass\n"
+        "import gymnasium\nfrom tests.helpers import CountingEnv\n\nclass Lamb(CountingEnv):\n    pass\n"
+        "gymnasium.register('Goat-v3', entry_point=Lamb)\n"
     )
     script = f"""
 import sys
@@ -260,7 +271,7 @@ sys.path.append({str(tmp_path)!r})
 import gymnasium, vecenv
 try:
     vecenv.make("animals:{name}", num_envs=2, num_workers=1)
-except gymnasium.error.UnregisteredEnv as error:
+except gymnasium.error.Error as error:
     assert isinstance(error, vecenv.EnvError)
     print(error)
 """

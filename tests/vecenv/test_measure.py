@@ -21,6 +21,29 @@ def test_four_workers_step_four_sleeping_envs_at_the_same_time():
     assert max(found.gains("vecenv, 4 workers")) > 2
 
 
+@pytest.mark.parametrize(
+    ("env_id", "num_workers", "cores", "expected"),
+    [
+        ("Sleeping", [0, 2], 4, "Try --num-workers 8."),
+        ("Sleeping", [2], 1, "Try --num-workers 4."),
+        ("Sleeping", [0, 8], 4, None),
+        ("Millisecond", [2], 4, None),
+    ],
+)
+def test_more_workers_than_cores_are_suggested_for_an_env_that_waits(env_id, num_workers, cores, expected, monkeypatch):
+    monkeypatch.setattr("vecenv.measure.available_cores", lambda: cores)
+    monkeypatch.setattr("vecenv.measure.MOST_PER_CORE", 4)
+    found = measure(f"benchmarks.slow:{env_id}-v0", step_ms=5.0, num_envs=8, num_workers=num_workers, seconds=0.5)
+    assert ("\nOne env alone waits, or runs another process, for " in str(found)) == (expected is not None)
+    assert expected is None or expected in str(found)
+
+
+@pytest.mark.parametrize("numbers", [{"num_envs": 0}, {"num_workers": [-1]}, {"seconds": 0}, {"seconds": -1.0}])
+def test_a_number_out_of_range_is_an_error(numbers):
+    with pytest.raises(ValueError, match=f"{next(iter(numbers))}=.* is out of range"):
+        measure("CartPole-v1", **numbers)
+
+
 class OnePerProcess(gym.Env):
     """Raises if the process already has an open one."""
 
@@ -90,9 +113,21 @@ def test_worker_counts_are_powers_of_two_up_to_the_cores_and_the_envs(monkeypatc
     assert worker_counts(64) == [0, 1]
 
 
-def test_the_command_prints_the_measurement(capsys):
-    words = ["measure", "Pendulum-v1", "--num-envs", "3", "--num-workers", "0", "--seconds", "0.1"]
-    __main__.main([*words, "--env-kwargs", "g=9.0", "--wrappers", "TimeAwareObservation"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["Pendulum-v1", "--num-workers", "0", "--env-kwargs", "g=9.0"],
+        ["--env", "Pendulum-v1", "--num-workers", "0", "--env-kwargs", "g=9.0"],
+        ["--env-kwargs", "g=9.0", "--num-workers", "0", "--env=Pendulum-v1"],
+    ],
+)
+def test_the_command_prints_the_measurement(words, capsys):
+    __main__.main(["measure", *words, "--num-envs", "3", "--seconds", "0.1", "--wrappers", "TimeAwareObservation"])
     printed = capsys.readouterr().out
     assert printed.startswith("Pendulum-v1, 3 envs, ") and "one env alone: a step takes " in printed
     assert "\nvecenv, 0 workers " in printed and "\nFastest: " in printed
+
+
+def test_the_env_may_follow_an_option_that_takes_one_word(capsys):
+    __main__.main(["measure", "--num-workers", "0", "--num-envs", "2", "--seconds", "0.1", "CartPole-v1"])
+    assert capsys.readouterr().out.startswith("CartPole-v1, 2 envs, ")

@@ -26,7 +26,14 @@ def test_correct_vector_envs_pass(cls, mode):
 
 
 def test_a_single_env_is_checked_in_a_vector_env():
-    assert len(check_vector_env(lambda: gym.make("Pendulum-v1"))) == 16
+    assert len(check_vector_env(lambda: gym.make("Pendulum-v1"))) == 17
+
+
+@pytest.mark.parametrize("cls", [vecenv.SyncVectorEnv, gym.vector.SyncVectorEnv])
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_masked_resets_are_checked_in_every_autoreset_mode(cls, mode):
+    held = check_vector_env(lambda: cls([lambda: gym.make("CartPole-v1")] * 3, autoreset_mode=mode))
+    assert any("does not change the envs outside the mask" in sentence for sentence in held)
 
 
 def test_third_party_vector_envs_pass():
@@ -111,7 +118,8 @@ class Faulty(vecenv.SyncVectorEnv):
         ("reward after end", "NextStep", "NEXT_STEP: the step after"),
         ("final", "SameStep", "SAME_STEP: `infos"),
         ("info mask", "NextStep", "Each key of the infos comes with a mask"),
-        ("mask", "Disabled", "DISABLED: `reset"),
+        ("mask", "Disabled", "does not change the envs outside the mask"),
+        ("mask", "NextStep", "does not change the envs outside the mask"),
         ("state", "NextStep", r"A new vector env that gets the states(?s:.*)missing from `get_state`, or from `saved`"),
     ],
 )

@@ -24,7 +24,7 @@ from vecenv.adapters.joint_env import AgentGroup, Grouping, JointEnv
 from vecenv.ids.specs import import_module
 from vecenv.memory import layout
 from vecenv.rows.action_spaces import unbounded
-from vecenv.rows.arguments import Seeds, check_functions
+from vecenv.rows.arguments import Seeds, autoreset_mode_of, check_functions
 from vecenv.rows.infos import batched_infos, columns_of, split_infos
 from vecenv.rows.observations import as_float32
 from vecenv.tree import Path
@@ -243,7 +243,7 @@ class ParallelVectorEnv(VectorEnv):
     ):
         if "info_keys" in options:
             raise TypeError("info_keys is not supported for envs with several agents: omit it")
-        mode = AutoresetMode(options.get("autoreset_mode", AutoresetMode.NEXT_STEP))
+        mode = autoreset_mode_of(options.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         how = {"groups": groups, "state": state, "info_masks": info_masks, "same_step": mode == AutoresetMode.SAME_STEP}
         makes = [functools.partial(_make_joint, env_fn, how, wrap) for env_fn in check_functions(env_fns)]
         self.joint = JointVectorEnv(makes, **options)

@@ -34,6 +34,10 @@ class VectorEnvFound(OtherForm):
         self.spec = spec
 
 
+class NoSingleEnvs(gym.error.Error, ValueError):
+    """An id is registered only as a vector env, but an argument of `vecenv.make` needs single envs."""
+
+
 def why_single_envs(
     spec: EnvSpec, backend: str, wrappers: Sequence[Wrapper | str], env_kwargs: dict[str, Any]
 ) -> str | None:

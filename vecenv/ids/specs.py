@@ -66,7 +66,9 @@ def load_spec(env_id: str | EnvSpec) -> EnvSpec:
             return _unregistered(env_id, creator)
         try:
             env_id = gym.spec(name)
-        except (gym.error.NameNotFound, gym.error.NamespaceNotFound) as error:
+        except gym.error.Error as error:  # raised again here, which is how `worker_failed` recognizes a wrong id
+            if not isinstance(error, (gym.error.NameNotFound, gym.error.NamespaceNotFound)):
+                raise type(error)(str(error)) from None
             if module is not None:
                 advice = f"The module {where} has no class or function {name} either.{did_you_mean(name, module)}"
             elif "Did you mean" in str(error):

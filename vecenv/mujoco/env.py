@@ -28,7 +28,7 @@ from vecenv.mujoco.physics import Model, Physics
 from vecenv.mujoco.rendering import RENDER_MODES, BatchRenderer
 from vecenv.mujoco.saved_state import check_declares, declared_arrays, restore_states, states_of
 from vecenv.mujoco.task_checks import ObservationWriter, TaskChecks
-from vecenv.rows.arguments import Seeds, seed_of_each, split_reset_mask
+from vecenv.rows.arguments import Seeds, autoreset_mode_of, seed_of_each, split_reset_mask
 from vecenv.rows.infos import add_masked_infos, batched_infos, columns_of_mask, masked_infos
 
 Step = tuple[Any, np.ndarray, np.ndarray, np.ndarray, Infos]
@@ -124,7 +124,7 @@ class MujocoVectorEnv(VectorEnv):
         self.num_envs = num_envs
         self.frame_skip = frame_skip
         self.max_episode_steps = max_episode_steps
-        self.autoreset_mode = AutoresetMode(autoreset_mode)
+        self.autoreset_mode = autoreset_mode_of(autoreset_mode)
         self.render_mode = render_mode
         self.physics = Physics(
             xml_file,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
+from gymnasium.vector import AutoresetMode
 
 from vecenv.rows.batched import ADVICE
 from vecenv.rows.episode_infos import parse
@@ -16,6 +17,10 @@ Seeds = int | Sequence[int | None] | None
 
 def check_functions(env_fns: Sequence[Callable[[], Any]]) -> list[Callable[[], Any]]:
     """Returns the functions as a list. Raises ValueError if there are none, and TypeError if one is not callable."""
+    if not isinstance(env_fns, Iterable):
+        raise TypeError(
+            f"env_fns={env_fns!r} is not a list: pass a list with one function per env, such as [make_env] * num_envs"
+        )
     env_fns = list(env_fns)
     if not env_fns:
         raise ValueError("env_fns is empty: num_envs must be 1 or more")
@@ -25,6 +30,14 @@ def check_functions(env_fns: Sequence[Callable[[], Any]]) -> list[Callable[[], A
                 f"env_fns[{i}] is {env_fn!r}, which is not a function: write `lambda: {type(env_fn).__name__}(...)`"
             )
     return env_fns
+
+
+def autoreset_mode_of(mode: str | AutoresetMode) -> AutoresetMode:
+    """Returns the mode that a member, its value or its name stands for. Raises ValueError if there is none."""
+    for member in AutoresetMode:
+        if mode in (member, member.value, member.name):
+            return member
+    raise ValueError(f"autoreset_mode={mode!r} is unknown: use one of {[member.value for member in AutoresetMode]}")
 
 
 def check_info_keys(info_keys: Sequence[str]) -> tuple[str, ...]:

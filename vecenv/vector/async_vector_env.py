@@ -19,7 +19,7 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv import tree
 from vecenv.resources import available_cores
-from vecenv.rows.arguments import Seeds, check_functions, check_info_keys
+from vecenv.rows.arguments import Seeds, autoreset_mode_of, check_functions, check_info_keys
 from vecenv.rows.batched import Batched
 from vecenv.rows.messages import RowsOptions
 from vecenv.vector.results import StepResult
@@ -125,7 +125,7 @@ class AsyncVectorEnv(PooledVectorEnv):
         self.context, self.daemon, self.worker, self.max_concurrency = context, daemon, None, max_concurrency
         self.on_worker_death = on_worker_death
         options = RowsOptions(
-            AutoresetMode(autoreset_mode),
+            autoreset_mode_of(autoreset_mode),
             clip_actions=clip_actions,
             float32_observations=float32_observations,
             finite_observations=finite_observations,

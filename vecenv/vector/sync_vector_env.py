@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import gymnasium as gym
 from gymnasium.vector import AutoresetMode
 
-from vecenv.rows.arguments import check_functions, check_info_keys
+from vecenv.rows.arguments import autoreset_mode_of, check_functions, check_info_keys
 from vecenv.rows.batched import Batched
 from vecenv.rows.messages import RowsOptions
 from vecenv.vector.vector_env import ObservationMode, PooledVectorEnv
@@ -53,7 +53,7 @@ class SyncVectorEnv(PooledVectorEnv):
     ):
         self.env_fns = env_fns if isinstance(env_fns, Batched) else check_functions(env_fns)
         options = RowsOptions(
-            AutoresetMode(autoreset_mode),
+            autoreset_mode_of(autoreset_mode),
             clip_actions=clip_actions,
             float32_observations=float32_observations,
             finite_observations=finite_observations,

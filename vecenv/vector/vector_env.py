@@ -100,6 +100,7 @@ class PooledVectorEnv(VectorEnv):
         num_slots: S, the number of slots in the ring buffer that `step` writes to.
         env_action_space: The action space of one env, with the bounds that `clip_actions` applies.
         info_keys: The keys of `episode_infos`.
+        steps_subsets: Whether `send` can step some of the envs: True, unless a `Batched` lacks `step_rows`.
     """
 
     env_fns: Sequence[Callable[[], gym.Env]] | Batched
@@ -159,6 +160,7 @@ class PooledVectorEnv(VectorEnv):
         self.env_action_space = spaces[0].env_action_space
         self.metadata = {**first.metadata, "autoreset_mode": self.autoreset_mode}
         self.render_mode = first.render_mode
+        self.steps_subsets = all(description.steps_subsets for description in descriptions)
 
     def _bind_memory(self) -> None:
         """Allocates the slots, and binds rows, actions and results to them."""

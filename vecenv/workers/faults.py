@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from gymnasium import logger
-from gymnasium.error import UnregisteredEnv
+from gymnasium.error import Error as GymnasiumError
 
 from vecenv.errors import NotRestorable, SharedMemoryFull, VecEnvError, WorkerDied, env_error
 from vecenv.workers.messenger import BadMessage, WorkerHandle
@@ -72,7 +72,7 @@ def worker_failed(worker: WorkerHandle, reply: ErrorReply, *, broken: bool = Tru
         return error_type(f"{who} in worker {worker.index}: {reply.refusal}")
     # If `load_spec` raised it, the name is wrong, not the env.
     wrong_name = re.search(r"in load_spec\n.*\ngymnasium\.error\.\w+: (.*)$", reply.traceback, re.MULTILINE)
-    if wrong_name and exception_type is not None and issubclass(exception_type, UnregisteredEnv):
+    if wrong_name and exception_type is not None and issubclass(exception_type, GymnasiumError):
         return env_error(exception_type, wrong_name[1])
     if reply.doing not in ("construction", "worker_init"):
         # Gymnasium logs these lines before it raises. It also logs the traceback, which this exception contains.

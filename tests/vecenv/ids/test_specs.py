@@ -124,8 +124,11 @@ def test_an_id_with_both_forms_is_built_from_its_vector_entry_point_by_workers_t
         assert envs.call("name") == ("Env",) * 2
     with vecenv.make(f"{module}:Two-v0", num_envs=2, num_workers=1, render_mode="rgb_array") as envs:
         assert envs.call("name") == ("Env",) * 2  # Vector does not accept the argument
-    with pytest.raises(ValueError, match="Batch-v0 is registered only as a vector env, but backend='python'"):
-        vecenv.make(f"{module}:Batch-v0", backend="python")
+    for how, argument in (({"backend": "python"}, "backend='python'"), ({"wrappers": ["ClipReward"]}, "`wrappers`")):
+        message = f"Batch-v0 is registered only as a vector env, but {argument} needs single envs: omit"
+        with pytest.raises(gym.error.Error, match=message) as caught:  # which commands print without a traceback
+            vecenv.make(f"{module}:Batch-v0", **how)
+        assert isinstance(caught.value, ValueError)
     assert module not in sys.modules
 
 

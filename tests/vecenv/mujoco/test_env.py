@@ -20,7 +20,7 @@ from vecenv import Batched
 from vecenv.mujoco import Ant, HalfCheetah, Hopper, Humanoid, MujocoVectorEnv
 from vecenv.mujoco.contacts import with_listed_contacts
 from vecenv.mujoco.physics import Physics
-from vecenv.testing import check_vector_env
+from vecenv.testing import RuleBroken, check_vector_env
 
 
 class Task(Hopper):
@@ -333,6 +333,13 @@ def test_masked_resets_during_episodes_equal_gymnasiums(num_workers):
     theirs.close()
 
 
+@pytest.mark.parametrize("name", ["SameStep", "SAME_STEP"])
+def test_an_autoreset_mode_may_be_a_members_name_or_value(name):
+    assert Task(autoreset_mode=name).metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
+    with vecenv.make("Hopper-v5", 2, vector_kwargs={"autoreset_mode": name}) as envs:
+        assert envs.autoreset_mode == AutoresetMode.SAME_STEP
+
+
 def test_the_caller_may_change_its_actions_after_step_async():
     with vecenv.make("Hopper-v5", 2) as ours, vecenv.make("Hopper-v5", 2) as theirs:
         ours.reset(seed=0), theirs.reset(seed=0)
@@ -496,6 +503,42 @@ def test_envs_that_step_at_different_times_equal_single_envs():
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 def test_the_rules_for_vector_envs_hold_for_a_task_with_every_hook(mode):
     check_vector_env(lambda: Robot(3, autoreset_mode=mode))
+
+
+class Careless(Robot):
+    """Writes all rows of one array in `begin`, although only the episodes of `ids` begin."""
+
+    saved = Robot.saved
+
+    def __init__(self, num_envs, field, **kwargs):
+        self.field = field
+        super().__init__(num_envs, **kwargs)
+
+    def begin(self, ids, rngs):
+        super().begin(ids, rngs)
+        if self.field == "commands":
+            self.commands[:] = 0
+        else:  # only later observations depend on it
+            self.data.qpos[:] = self.init_qpos
+
+    def outcome(self, before, actions):
+        rewards, terminated, _, infos = super().outcome(before, actions)
+        return rewards, np.zeros_like(terminated), infos
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+@pytest.mark.parametrize("field", ["commands", "qpos"])
+@pytest.mark.parametrize("num_workers", [None, 0])
+def test_a_task_that_changes_other_rows_in_begin_breaks_the_rule_about_masks(num_workers, field, mode):
+    def build(num_envs=3, autoreset_mode=mode):
+        return Careless(num_envs, field, autoreset_mode=autoreset_mode)
+
+    def make():
+        how = {"num_workers": num_workers, "autoreset_mode": mode}
+        return build() if num_workers is None else vecenv.AsyncVectorEnv(Batched(build, 3), **how)
+
+    with pytest.raises(RuleBroken, match=r"does not change the envs outside the mask(?s:.*)`begin` of a MuJoCo task"):
+        check_vector_env(make)
 
 
 def test_a_saved_state_continues_with_noise_commands_and_returns():

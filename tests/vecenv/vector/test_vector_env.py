@@ -1,6 +1,7 @@
 """Tests of Gymnasium's contract: constructor arguments, observation modes, errors, infos and wrappers."""
 
 import copy
+import functools
 import inspect
 import pickle
 import re
@@ -373,3 +374,29 @@ def test_options_are_not_changed_and_each_env_gets_its_seed():
         envs.reset(seed=[1, 2, 3], options=options)
         assert envs.get_attr("seen") == ((1, {"speed": 2}), (6, None), (3, {"speed": 2}))
     assert options.keys() == {"reset_mask", "speed"}
+
+
+NAMES = [name for mode in AutoresetMode for name in (mode.name, mode.value)]
+
+
+@pytest.mark.parametrize("cls", [vecenv.SyncVectorEnv, functools.partial(vecenv.AsyncVectorEnv, num_workers=0)])
+def test_an_autoreset_mode_may_be_a_members_name_or_value_and_the_error_lists_the_values(cls):
+    assert [cls(counting_fns(1), autoreset_mode=name).autoreset_mode.name for name in NAMES] == [
+        mode.name for mode in AutoresetMode for _ in range(2)
+    ]
+    with pytest.raises(ValueError, match=r"autoreset_mode='same' is unknown: .*\['NextStep', 'SameStep', 'Disabled'\]"):
+        cls(counting_fns(1), autoreset_mode="same")
+
+
+@pytest.mark.parametrize("cls", [vecenv.SyncVectorEnv, vecenv.AsyncVectorEnv])
+@pytest.mark.parametrize(
+    ("env_fns", "message"),
+    [
+        (CountingEnv, r"env_fns=<class .*CountingEnv'> is not a list: .* such as \[make_env\] \* num_envs"),
+        (4, "env_fns=4 is not a list"),
+        ([4], r"env_fns\[0\] is 4, which is not a function"),
+    ],
+)
+def test_the_error_for_functions_that_are_no_list_says_what_to_pass(cls, env_fns, message):
+    with pytest.raises(TypeError, match=message):
+        cls(env_fns)
