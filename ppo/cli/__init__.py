@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
+from gymnasium.error import DeprecatedEnv, UnregisteredEnv
 from gymnasium.error import Error as GymnasiumError
-from gymnasium.error import UnregisteredEnv
 
 from ppo.config import ConfigError
 from ppo.errors import RunError
@@ -120,7 +120,7 @@ def _outcome(command: Callable[[], int]) -> tuple[int, str]:
         return command(), ""
     # This clause is first, because an EnvError is also an instance of the env's own exception type.
     except vecenv.VecEnvError as error:
-        return 2 if isinstance(error, vecenv.UnsupportedSpace | UnregisteredEnv) else 1, _text(error)
+        return 2 if isinstance(error, vecenv.UnsupportedSpace | UnregisteredEnv | DeprecatedEnv) else 1, _text(error)
     except BrokenPipeError:  # the reader of stdout has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE, ""
