@@ -76,7 +76,7 @@ class Distribution(Protocol):
         """Returns the entropy in nats, `float32[...]`."""
 
     def rewarded_entropy(self, outputs: tf.Tensor) -> tf.Tensor:
-        """Returns the entropy that the objective rewards, `float32[...]`; without noise that has no effect."""
+        """Returns the entropy that the objective rewards, in nats, `float32[...]`."""
         return self.entropy(outputs)
 
     def kl(self, old_outputs: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
@@ -91,6 +91,8 @@ class DiagonalGaussian(Distribution):
 
     log p(a) = sum_i -(u_i - mean_i)^2 / (2 std_i^2) - log std_i - log(2 pi) / 2 - log half_i
 
+    The objective rewards the entropy of an entry with bounds up to std_i = 1 / sqrt(3), as of uniform actions.
+
     The engine clips actions to the bounds of the space.
     """
 
@@ -104,8 +106,8 @@ class DiagonalGaussian(Distribution):
         bounded = (low >= -self._far) & (high <= self._far) & (low < high)
         low, high = np.where(bounded, [low, high], [[-1.0], [1.0]])
         self._middle, self._half = ((low + high) / 2).astype(np.float32), ((high - low) / 2).astype(np.float32)
-        # Most of the noise above half the range is clipped, so it would earn entropy at no cost.
-        self._useful_log_std = np.where(bounded, 0.0, np.inf).astype(np.float32)
+        # The more noise is clipped, the less it costs. It earns entropy up to the deviation of uniform actions.
+        self._useful_log_std = np.where(bounded, -0.5 * math.log(3), np.inf).astype(np.float32)
         self._log_volume = float(np.sum(np.log(self._half, dtype=np.float64)))  # of the actions of the unit cube of u
 
     def noise(self, shape: list[int], seed: tf.Tensor) -> tf.Tensor:

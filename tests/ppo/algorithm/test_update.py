@@ -303,7 +303,7 @@ def slow_update(config, agent, learner, rollout, collected, order, rate, gamma):
                         policy_loss += losses.CUTOFF_COEF * excess**2
                 entropy = rewarded_entropy = tf.reduce_mean(distribution.entropy(outputs))
                 if agent.log_std is not None and config.action_transform == "clip":  # all Boxes here have bounds
-                    rewarded_entropy -= tf.reduce_sum(tf.nn.relu(agent.log_std))
+                    rewarded_entropy -= tf.reduce_sum(tf.nn.relu(agent.log_std + np.log(3) / 2))
                 approx_kl = tf.reduce_mean(ratio - 1 - log_ratio)
                 clip_fraction = np.mean(np.abs(ratio - 1) > config.clip_range)
             times, rows = np.array(living).T
@@ -413,7 +413,7 @@ def both(*values):
         *both(
             {
                 "entropy_coef": 0.1,
-                "initial_log_std": 0.01,
+                "initial_log_std": -0.54,
                 "critic_keys": ("inside",),
                 "minibatch_size": 20,
                 "epochs": 1,
