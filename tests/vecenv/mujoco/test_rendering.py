@@ -137,12 +137,12 @@ def framed():
             '<tendon><fixed name="cable"><joint joint="elbow" coef="1"/></fixed></tendon>'
             f"<actuator>{actuator}</actuator></mujoco>"
         )
-        envs = Ball(8, xml_file=spec, frame_skip=1, **SIZE)
+        envs = Ball(4, xml_file=spec, frame_skip=1, **SIZE)
         envs.reset(seed=0)
         envs.data.qpos[0, -1] = 3  # folded
         envs.render_env(0)
-        envs.data.qpos[:, -2] = np.arange(8) * np.pi / 4
-        envs.physics.start(np.arange(8))
+        envs.data.qpos[:, -2] = np.arange(4) * np.pi / 2
+        envs.physics.start(np.arange(4))
         for frame in envs.render():
             assert 1e-4 < (frame[..., 0] > 2 * frame[..., 1].astype(int)).mean() < 0.1
         envs.close()

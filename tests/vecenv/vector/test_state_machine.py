@@ -626,7 +626,7 @@ def infos_of(infos, k):
 SLOW = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
-@pytest.mark.parametrize(("examples", "calls"), [(15, 25), pytest.param(200, 60, marks=SLOW)])
+@pytest.mark.parametrize(("examples", "calls"), [(10, 25), pytest.param(200, 60, marks=SLOW)])
 @pytest.mark.filterwarnings("ignore:.*It is restarted", "ignore:.*Calling `close` while waiting")
 def test_any_sequence_of_calls_returns_what_gymnasium_returns(examples, calls):
     how = settings(max_examples=examples, stateful_step_count=calls, deadline=None)
