@@ -93,7 +93,7 @@ def _studies() -> dict[str, Study]:
         "MountainCarContinuous-v0": 0.3,
     }
     ten, five = tuple(range(290, 300)), tuple(range(290, 295))
-    fresh = {"Hopper-v5": 3}  # its first three seeds were used to choose what entropy the objective rewards
+    fresh = {"Hopper-v5": 1}  # its seed 290 was used to choose what entropy the objective rewards
     plans = [(env, None, 1, tuple(seed + fresh.get(env, 0) for seed in ten)) for env in (*tasks, *others)]
     plans += [(env, None, 3, tuple(seed + fresh.get(env, 0) for seed in five)) for env in tasks]
     plans += [(env, None, millions, five) for env, millions in small.items()]
