@@ -91,7 +91,7 @@ class DiagonalGaussian(Distribution):
 
     log p(a) = sum_i -(u_i - mean_i)^2 / (2 std_i^2) - log std_i - log(2 pi) / 2 - log half_i
 
-    The objective rewards the entropy of an entry with bounds up to std_i = 1 / sqrt(3), as of uniform actions.
+    The objective rewards the entropy of an entry with bounds up to std_i = 1 / sqrt(3), that of uniform actions.
 
     The engine clips actions to the bounds of the space.
     """
@@ -106,7 +106,7 @@ class DiagonalGaussian(Distribution):
         bounded = (low >= -self._far) & (high <= self._far) & (low < high)
         low, high = np.where(bounded, [low, high], [[-1.0], [1.0]])
         self._middle, self._half = ((low + high) / 2).astype(np.float32), ((high - low) / 2).astype(np.float32)
-        # The more noise is clipped, the less it costs. It earns entropy up to the deviation of uniform actions.
+        # Clipped noise costs nothing, so noise earns entropy only up to the deviation of uniform actions.
         self._useful_log_std = np.where(bounded, -0.5 * math.log(3), np.inf).astype(np.float32)
         self._log_volume = float(np.sum(np.log(self._half, dtype=np.float64)))  # of the actions of the unit cube of u
 
