@@ -113,7 +113,11 @@ def _check_options(model: mujoco.MjModel, options: dict[str, Any]) -> None:
             raise ValueError(f"{size}={value!r}: it must be a positive integer")
     flags = mujoco.MjvOption().flags
     for flag, value in (options.get("visual_options") or {}).items():
-        flags[flag] = value
+        try:
+            flags[flag] = value
+        except (IndexError, TypeError, ValueError):
+            where = f"visual_options={options['visual_options']!r}"
+            raise ValueError(f"{where}: it must map members of mujoco.mjtVisFlag to 0 or 1") from None
     cameras = [model.camera(i).name for i in range(model.ncam)]
     name, number = options.get("camera_name"), options.get("camera_id")
     if name is not None and name not in cameras:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from copy import deepcopy
 from operator import attrgetter
@@ -18,9 +19,14 @@ from vecenv.mujoco.physics import Physics
 Arrays = dict[str, np.ndarray]
 """Arrays `[N, ...]` by name."""
 
+_OF_THE_ENV = ("generator", "seed", "model")
+"""Entries of a state that are no rows of arrays."""
+
 
 def states_of(physics: Physics, episodes: Episodes, arrays: Arrays) -> list[dict[str, Any]]:
     """Returns one state per env: its generator and seed, and its rows of the simulations, the episodes and `arrays`.
+
+    A state also holds a fingerprint of the model, without which it means nothing.
 
     Raises:
         NotRestorable: If MuJoCo's batch does not expose all of the simulations' state.
@@ -33,9 +39,9 @@ def states_of(physics: Physics, episodes: Episodes, arrays: Arrays) -> list[dict
     ):
         if is_hidden:
             raise NotRestorable(f"the simulations cannot be restored exactly, because they have {what}")
-    columns = _columns(physics, episodes) | arrays
+    columns, fingerprint = _columns(physics, episodes) | arrays, _fingerprint(model)
     return [
-        {"generator": deepcopy(generator), "seed": seed}
+        {"generator": deepcopy(generator), "seed": seed, "model": fingerprint}
         | {name: np.array(column[i]) for name, column in columns.items()}
         for i, (generator, seed) in enumerate(zip(episodes.generators, episodes.seeds, strict=True))
     ]
@@ -46,10 +52,14 @@ def restore_states(physics: Physics, episodes: Episodes, arrays: Arrays, states:
 
     Raises:
         ValueError: If the number of states, or the names and shapes of their entries, do not fit these envs.
+        NotRestorable: If the model has changed since the states were saved.
     """
     num_envs = len(episodes.steps)
     if len(states) != num_envs:
         raise ValueError(f"set_state() needs one state for each of {num_envs} envs, but got {len(states)}")
+    fingerprint = _fingerprint(physics.batch.model)
+    if any(state.get("model", fingerprint) != fingerprint for state in states):  # older states have none
+        raise NotRestorable("the state is of another model: since it was saved, the file or a setting has changed")
     saved = {name for state in states for name in state}
     for name in saved:
         if name.startswith("return "):
@@ -61,7 +71,7 @@ def restore_states(physics: Physics, episodes: Episodes, arrays: Arrays, states:
     defaults = {name: np.float64(0) for name in columns if name.startswith("return ")}
     defaults |= {name: attrgetter(name[6:])(physics.batch.model) for name in columns if name.startswith("model ")}
     for i, state in enumerate(states):
-        values = defaults | {name: value for name, value in state.items() if name not in ("generator", "seed")}
+        values = defaults | {name: value for name, value in state.items() if name not in _OF_THE_ENV}
         found, needed = ({k: np.shape(v) for k, v in values.items()}, {k: v.shape[1:] for k, v in columns.items()})
         if found != needed:
             names = sorted({name for name, _ in found.items() ^ needed.items()})
@@ -85,6 +95,16 @@ def _columns(physics: Physics, episodes: Episodes) -> Arrays:
         if (values := physics.batch.expanded(name)) is not None:
             columns[f"model {name}"] = physics.varied.get(name, values)
     return columns | {f"return {term}": returns for term, returns in episodes.returns.items()}
+
+
+def _fingerprint(model: mujoco.MjModel) -> str:
+    """Returns a hash of the model's values, rounded to float32, because machines may compile it with other last bits."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted({*MODEL_FIELDS, "hfield_data", "mesh_vert"}):
+        values = np.asarray(attrgetter(name)(model))
+        values = values.astype(np.float32) if values.dtype == np.float64 else values
+        digest.update(f"{name} {values.shape}".encode() + values.tobytes())
+    return digest.hexdigest()
 
 
 def declared_arrays(task: object, names: Sequence[str], num_envs: int) -> Arrays:

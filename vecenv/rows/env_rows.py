@@ -29,7 +29,7 @@ from vecenv.rows.messages import (
     StepObjects,
 )
 from vecenv.rows.observations import Write, observation_writer
-from vecenv.rows.other_apis import check_env, reset_result
+from vecenv.rows.other_apis import advice_on, check_env, reset_result
 from vecenv.rows.rows import Rows, Slot
 from vecenv.state.envs import check_classes, restore, state_of
 from vecenv.tree import Path
@@ -220,6 +220,11 @@ class EnvRows(Rows):
                 first_error = first_error or error
         if first_error is not None:
             raise first_error
+
+    def _blame(self, error: BaseException, row: int | None, doing: str) -> None:
+        super()._blame(error, row, doing)
+        if (advice := advice_on(error)) is not None:
+            error.add_note(advice)
 
     def _copiers(self, values: Sequence[Any]) -> list[Callable[[], Any]]:
         """Returns a function for each value that returns the value itself, or a copy of it with `own_copies`."""

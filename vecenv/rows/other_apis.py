@@ -6,6 +6,8 @@ be installed.
 
 from __future__ import annotations
 
+import re
+import traceback
 from typing import Any
 
 import gymnasium as gym
@@ -18,10 +20,16 @@ VECTOR_REWARD = (
 )
 """What to do about a reward that is an array."""
 
-_OLD_RESET = (
-    "Gymnasium calls reset(seed=..., options=...) and expects (observation, info): change reset(), or wrap an env "
-    "that is still a gym.Env in shimmy.GymV21CompatibilityV0(env=...) (pip install shimmy)."
+_OLD_API = (
+    "Gymnasium calls reset(seed=..., options=...) and expects (observation, info). From step(action), it expects "
+    "(observation, reward, terminated, truncated, info). Change the env, or wrap one that is still a gym.Env in "
+    "shimmy.GymV21CompatibilityV0(env=...) (pip install shimmy)."
 )
+_OF_OLD_API = re.compile(
+    r"(not enough|too many) values to unpack \(expected 5|cannot unpack non-iterable|"
+    r"reset\(\) (got an unexpected keyword argument '(seed|options)'|takes )"
+)
+"""What the errors say that an env with the methods of Gym before 0.26 causes in its caller."""
 
 
 def check_env(env: Any) -> None:
@@ -38,7 +46,16 @@ def reset_result(env: Any, returned: Any) -> tuple[Any, Any]:
     # An array of two numbers could be unpacked, too.
     if isinstance(returned, (tuple, list)) and len(returned) == 2:
         return returned[0], returned[1]
-    raise TypeError(f"{_name(env)}.reset() returned a value of type {type(returned).__name__}. {_OLD_RESET}")
+    raise TypeError(f"{_name(env)}.reset() returned a value of type {type(returned).__name__}. {_OLD_API}")
+
+
+def advice_on(error: BaseException) -> str | None:
+    """Returns what to do about an error that a method of the old API causes in its caller, or None for other errors."""
+    if not isinstance(error, TypeError | ValueError) or not _OF_OLD_API.search(str(error)):
+        return None
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    # The same error in the env's own code has another cause.
+    return _OLD_API if frame.f_globals.get("__name__", "").partition(".")[0] in ("vecenv", "gymnasium") else None
 
 
 def _advice(env: Any) -> str | None:

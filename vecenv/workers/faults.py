@@ -16,6 +16,9 @@ from vecenv.errors import NotRestorable, SharedMemoryFull, VecEnvError, WorkerDi
 from vecenv.workers.messenger import BadMessage, WorkerHandle
 from vecenv.workers.protocol import ErrorReply, decode
 
+_TO_FIX = {"construction": "the env or its arguments", "worker_init": "worker_init"}
+"""What may be wrong if a vector env cannot be built."""
+
 
 def decoded(worker: WorkerHandle, payload: bytes | bytearray | None) -> Any:
     """Returns the payload of a worker's message, or raises VecEnvError if it cannot be unpickled."""
@@ -30,7 +33,7 @@ def decoded(worker: WorkerHandle, payload: bytes | bytearray | None) -> Any:
 
 def worker_died(worker: WorkerHandle, doing: str, *, restarts: bool) -> WorkerDied:
     """Returns the error for a worker that is gone. With `restarts`, it gives no advice."""
-    advice = "" if restarts else " Close this vector env and build a new one."
+    advice = "" if restarts else " This vector env can now only be closed."
     return WorkerDied(f"{worker} {worker.how_it_ended()} during {doing}.{advice}")
 
 
@@ -38,8 +41,8 @@ def pipe_garbled(message: BadMessage, doing: str) -> VecEnvError:
     """Returns the error for a message that is no reply."""
     return VecEnvError(
         f"{message.worker} sent {message.what} during {doing}. Something else writes to the worker's pipe, for "
-        "example an env that writes to a file descriptor it has closed. Fix the env, then close this vector env "
-        "and build a new one."
+        "example an env that writes to a file descriptor it has closed. Fix the env. This vector env "
+        "can now only be closed."
     )
 
 
@@ -53,7 +56,7 @@ def timed_out(workers: Iterable[WorkerHandle], doing: str, timeout: float | None
         )
     return multiprocessing.TimeoutError(
         f"The call to `{doing}_wait` has timed out after {timeout} second(s): no answer from {who}. "
-        "Close this vector env and build a new one."
+        "This vector env can now only be closed."
     )
 
 
@@ -79,7 +82,7 @@ def worker_failed(worker: WorkerHandle, reply: ErrorReply, *, broken: bool = Tru
         env = worker.low if reply.env is None else reply.env
         logger.error(f"Received the following error from Worker-{env} - Shutting it down")
         logger.error("Raising the last exception back to the main process.")
-    advice = f"Fix {'worker_init' if reply.doing == 'worker_init' else 'the env'} (its traceback is above)"
+    advice = f"Fix {_TO_FIX.get(reply.doing, 'the env')} (the traceback is above)"
     lost = re.findall(r"^ModuleNotFoundError: No module named '(.+)'$", reply.traceback, re.MULTILINE)
     if lost and lost[-1] in sys.modules:
         file = getattr(sys.modules[lost[-1]], "__file__", "no file")
@@ -87,7 +90,8 @@ def worker_failed(worker: WorkerHandle, reply: ErrorReply, *, broken: bool = Tru
             f"This process has loaded the module {lost[-1]!r} (from {file}), but its workers cannot import it: put "
             "its folder on sys.path and give it the name of its file"
         )
-    advice += ", then close this vector env and build a new one." if broken else "."
+    broken = broken and reply.doing not in _TO_FIX  # the constructor closes a vector env that it could not build
+    advice += ". This vector env can now only be closed." if broken else "."
     return env_error(
         exception_type,
         f"{who} in worker {worker.index} raised during {reply.doing}:\n\n{reply.traceback}\n{advice}",

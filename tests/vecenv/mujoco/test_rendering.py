@@ -207,6 +207,8 @@ TRACKED = '<mujoco><worldbody><body><freejoint/><geom size="1"/><camera name="tr
         ({"camera_id": 1}, "camera_id=1: it must be from -1 to 0"),
         ({"max_geom": "many"}, "max_geom='many': it must be a positive integer"),
         ({"width": 80.0}, "width=80.0: it must be a positive integer"),
+        ({"visual_options": {"joints": True}}, "must map members of mujoco.mjtVisFlag to 0 or 1"),
+        ({"visual_options": {999: True}}, "must map members of mujoco.mjtVisFlag to 0 or 1"),
     ],
 )
 def test_an_invalid_camera_or_size_is_an_error_that_says_what_is_valid_before_anything_is_rendered(options, message):

@@ -132,8 +132,21 @@ class OnlyObservation(OldReset):
 
 
 class OldStep(OldReset):
+    def __init__(self, stepped=(FIRST, 0.0, False, {})):
+        self._stepped = stepped
+
     def reset(self, *, seed=None, options=None):
         return FIRST, {}
+
+    def step(self, action):
+        return self._stepped
+
+
+class OwnFault(OldStep):
+    """Has the methods of Gymnasium; its errors read like those of the old API."""
+
+    def step(self, action):
+        a, b, c, d, e = self._stepped
 
 
 @pytest.mark.parametrize("observation", [FIRST, (FIRST,) * 3])
@@ -147,18 +160,33 @@ def test_a_reset_that_returns_only_an_observation_is_an_error_that_names_the_new
     assert "shimmy.GymV21CompatibilityV0" in text and caught.value.__notes__ == ["raised by env 0 during reset"]
 
 
+@pytest.mark.parametrize("wrap", [lambda env: env, lambda env: gym.wrappers.TimeLimit(env, 5)])
 @pytest.mark.parametrize(
-    ("cls", "message", "doing"),
+    ("make", "message", "doing"),
     [
         (OldReset, r"reset\(\) got an unexpected keyword argument 'seed'", "reset"),
         (OldStep, r"not enough values to unpack \(expected 5, got 4\)", "step"),
+        (lambda: OldStep((FIRST, 0.0, False, False, {}, 1)), r"too many values to unpack \(expected 5", "step"),
+        (lambda: OldStep(None), "cannot unpack non-iterable NoneType", "step"),
     ],
 )
-def test_a_method_of_the_old_api_raises_pythons_error_and_the_env_is_named(cls, message, doing):
-    with vecenv.SyncVectorEnv([cls]) as envs, pytest.raises((TypeError, ValueError), match=message) as caught:
+def test_a_method_of_the_old_api_raises_pythons_error_and_notes_name_the_env_and_the_new_api(
+    wrap, make, message, doing
+):
+    fns = [lambda: wrap(make())]
+    with vecenv.SyncVectorEnv(fns) as envs, pytest.raises((TypeError, ValueError), match=message) as caught:
         envs.reset(seed=0)
         envs.step([0])
-    assert caught.value.__notes__ == [f"raised by env 0 during {doing}"]
+    who, advice = caught.value.__notes__
+    assert who == f"raised by env 0 during {doing}"
+    assert "(observation, reward, terminated, truncated, info)" in advice and "shimmy" in advice
+
+
+def test_the_same_error_in_the_envs_own_code_is_not_blamed_on_the_old_api():
+    with vecenv.SyncVectorEnv([OwnFault]) as envs, pytest.raises(ValueError, match="expected 5, got 4") as caught:
+        envs.reset(seed=0)
+        envs.step([0])
+    assert caught.value.__notes__ == ["raised by env 0 during step"]
 
 
 def test_metadata_may_be_none():

@@ -12,9 +12,11 @@ import threading
 import warnings
 
 import gymnasium as gym
+import mujoco
 import numpy as np
 import pytest
 from gymnasium import spaces, wrappers
+from gymnasium.envs.mujoco.mujoco_env import expand_model_path
 from gymnasium.vector import AutoresetMode, VectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -219,6 +221,21 @@ def test_a_model_field_that_only_the_new_envs_vary_gets_the_models_value():
     others.set_state(envs.get_state())
     for _ in range(3):
         assert_same(*(e.step(np.full((2, 3), 0.2, np.float32)) for e in (others, envs)))
+
+
+def test_a_state_of_another_model_is_rejected_and_changes_nothing(tmp_path):
+    """The shapes are equal, so nothing else would tell that the robot has become heavier."""
+    spec = mujoco.MjSpec.from_file(expand_model_path("hopper.xml"))
+    (saved,) = Hopper(1, xml_file=spec).get_state()
+    assert Hopper(1, xml_file=spec.compile()).set_state([saved]) is None  # the same model
+    spec.geoms[1].density *= 1.001
+    envs = Hopper(2, xml_file=spec)
+    envs.reset(seed=0)
+    before = envs.get_state()
+    with pytest.raises(vecenv.NotRestorable, match="the state is of another model"):
+        envs.set_state([before[1], saved])
+    for now, then in zip(envs.get_state(), before, strict=True):
+        assert_same(now["state"], then["state"])
 
 
 @pytest.mark.parametrize("name", TASKS)

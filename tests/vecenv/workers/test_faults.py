@@ -24,14 +24,14 @@ def failed(text=ON_FIRE, kind=ValueError, env=None, doing="construction", refusa
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_a_death_says_how_and_advises_to_build_a_new_vector_env_unless_the_worker_restarts(restarts):
+def test_a_death_says_how_and_what_is_left_of_the_vector_env_unless_the_worker_restarts(restarts):
     error = str(faults.worker_died(WORKER, "step", restarts=restarts))
     assert error.startswith("worker 1 (envs 2:5) exited with code 3 (") and " during step." in error
-    assert error.endswith("Close this vector env and build a new one.") != restarts
+    assert error.endswith("during step. This vector env can now only be closed.") != restarts
 
 
 def test_a_timeout_names_the_call_or_the_setting_and_the_workers():
-    for doing, words in (("step", ["`step_wait`", "build a new one"]), ("construction", ["start_timeout_s"])):
+    for doing, words in (("step", ["`step_wait`", "can now only be closed."]), ("construction", ["start_timeout_s"])):
         error = faults.timed_out([WORKER, WORKER], doing, 0.5)
         assert isinstance(error, multiprocessing.TimeoutError)
         for word in ("after 0.5 second(s): no answer from worker 1 (envs 2:5), worker 1 (envs 2:5).", *words):
@@ -44,13 +44,12 @@ def test_an_exception_names_its_env_if_it_is_known_and_carries_the_traceback(env
     assert isinstance(error, ValueError) and isinstance(error, vecenv.EnvError)
     assert str(error) == (
         f"{who} in worker 1 raised during construction:\n\n{ON_FIRE}\n"
-        "Fix the env (its traceback is above), then close this vector env and build a new one."
+        "Fix the env or its arguments (the traceback is above)."
     )
 
 
-def test_the_advice_names_worker_init_and_does_not_give_up_envs_that_are_not_broken():
-    assert "\nFix worker_init (its traceback is above), then close" in str(failed(doing="worker_init"))
-    assert str(failed(broken=False)).endswith("\nFix the env (its traceback is above).")
+def test_the_advice_names_worker_init():
+    assert str(failed(doing="worker_init")).endswith("\nFix worker_init (the traceback is above).")
 
 
 @pytest.mark.parametrize("exception", [None, b"cno_such_module\nError\n."])
@@ -74,17 +73,23 @@ def test_an_env_that_turns_out_to_have_another_form_is_no_error_message():
 @pytest.mark.parametrize(("env", "index"), [(None, 2), (0, 0), (4, 4)])
 def test_an_exception_in_a_step_is_logged_as_in_gymnasium(env, index):
     with pytest.warns(UserWarning) as logged:
-        failed(env=env, doing="step")
+        error = failed(env=env, doing="step")
     assert [str(each.message).split("ERROR: ")[1].split("\x1b")[0] for each in logged] == [
         f"Received the following error from Worker-{index} - Shutting it down",
         "Raising the last exception back to the main process.",
     ]
+    assert str(error).endswith("\nFix the env (the traceback is above). This vector env can now only be closed.")
+
+
+def test_an_exception_between_steps_leaves_the_vector_env_intact():
+    with pytest.warns(UserWarning):
+        assert str(failed(doing="call", broken=False)).endswith("\nFix the env (the traceback is above).")
 
 
 def test_a_module_that_only_this_process_has_is_named_if_it_is_the_cause():
     lost = "ModuleNotFoundError: No module named "
     text = str(failed(f"{lost}'no_such_module'\n{lost}'another'\n\nDuring handling ...\n{lost}'pytest'\n"))
     assert f"has loaded the module 'pytest' (from {pytest.__file__})" in text and "put its folder on sys.path" in text
-    assert text.endswith("then close this vector env and build a new one.") and "Fix the env" not in text
+    assert text.endswith("give it the name of its file.") and "Fix the env" not in text
     assert "Fix the env" in str(failed(f"{lost}'pytest'\n\nDuring handling ...\n{lost}'no_such_module'\n"))
     assert "Fix the env" in str(failed(f"See '{lost}'pytest'\n"))

@@ -37,8 +37,8 @@ def test_an_error_is_a_reply_between_steps_and_is_raised_at_once_during_a_step()
     call, step = (PendingCommand(command, 7, [b"", b""]) for command in (CALL, STEP))
     call.accept(WORKERS[1], Kind.ERROR, 7, ERROR)
     assert (call.count, list(call.errors)) == (1, [1])
-    assert "close this vector env" not in str(call.errors[1])
-    with pytest.raises(Exception, match=r"(?s)on fire.*close this vector env"):
+    assert "only be closed" not in str(call.errors[1])
+    with pytest.raises(Exception, match=r"(?s)on fire.*only be closed"):
         step.accept(WORKERS[1], Kind.ERROR, 7, ERROR)
 
 
