@@ -98,7 +98,7 @@ def _columns(physics: Physics, episodes: Episodes) -> Arrays:
 
 
 def _fingerprint(model: mujoco.MjModel) -> str:
-    """Returns a hash of the model's values, rounded to float32, because machines may compile it with other last bits."""
+    """Returns a hash of the model's values, rounded to float32, because its last bits may depend on the machine."""
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted({*MODEL_FIELDS, "hfield_data", "mesh_vert"}):
         values = np.asarray(attrgetter(name)(model))

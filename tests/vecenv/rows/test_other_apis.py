@@ -146,7 +146,8 @@ class OwnFault(OldStep):
     """Has the methods of Gymnasium; its errors read like those of the old API."""
 
     def step(self, action):
-        a, b, c, d, e = self._stepped
+        observation, reward, terminated, truncated, info = self._stepped
+        return observation, reward, terminated, truncated, info
 
 
 @pytest.mark.parametrize("observation", [FIRST, (FIRST,) * 3])
