@@ -56,7 +56,8 @@ class MujocoVectorEnv(VectorEnv):
     Attributes:
         data: qpos, qvel, ctrl and the fields named in `fields`, as `[N, ...]`. Its methods `sensor`, `joint`, `body`,
             `geom`, `site`, `tendon` and `actuator` take a name: `data.sensor("gyro").data` is a view `float64[N, 3]`.
-            Look views up in the constructor, because a field has values from the next reset or step on.
+            Look views up in the constructor, because a field has values from the next reset or step on. If a method of
+            the task looks one up too late, the reset or step raises `StateError`.
         steps: Steps since the episode of each env began, `int64[N]`.
         init_qpos, init_qvel: The positions and velocities to which simulations are reset, `float64[nq]`, `float64[nv]`.
         model: The `mujoco.MjModel` as it was built. The simulations use a copy; see `Physics.expand` for changes.
@@ -240,9 +241,13 @@ class MujocoVectorEnv(VectorEnv):
         _, mask = split_reset_mask(options, self.num_envs)
         if mask is None:
             mask = self._everyone
+        writer = self._observations  # its first use calls `observe`, so that views looked up there get values below
         self._begin(mask, seeds)
         self._saved_arrays()  # raises if one is missing
-        return self._observations.copy(self.observe(), out), masked_infos(self._reset_infos(), mask)
+        known = len(self.physics.batch.derived)
+        observations, infos = writer.copy(self.observe(), out), masked_infos(self._reset_infos(), mask)
+        self._checks.no_late_views(known)
+        return observations, infos
 
     def step(self, actions: Any, *, out: Any = None) -> Step:
         """Steps every env; returns observations [N, ...], rewards, terminated, truncated (all [N]) and infos.
@@ -274,6 +279,7 @@ class MujocoVectorEnv(VectorEnv):
         self._simulate(actions, stepped, ids)
         if begins is not None:
             self._begin(begins)
+        known = len(self.physics.batch.derived)
 
         outcome = self._checks.outcome(self.outcome(before, actions), stepped, with_infos=self._with_infos)
         rewards, terminated, truncated = outcome.rewards, outcome.terminated, episodes.at_limit()
@@ -306,6 +312,7 @@ class MujocoVectorEnv(VectorEnv):
             self._begin(ended)
             infos = batched_infos(columns + columns_of_mask(self._reset_infos(), ended), self.num_envs)
             observations = self._observations.copy(self.observe(), out)
+        self._checks.no_late_views(known)
         return observations, rewards, terminated, truncated, infos
 
     def _simulate(self, actions: np.ndarray, stepped: np.ndarray, ids: np.ndarray | None) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from gymnasium import spaces
 
 from vecenv import tree
+from vecenv.errors import StateError
 from vecenv.mujoco.episodes import Infos
 from vecenv.mujoco.physics import INPUTS, Physics
 
@@ -164,6 +165,15 @@ class TaskChecks:
                 env,
             )
 
+    def no_late_views(self, known: int) -> None:
+        """Raises StateError if a method has looked up a field that this call had not computed; it knew `known`."""
+        if len(derived := self._physics.batch.derived) > known:
+            late = ", ".join(f"data.{name}" for name in list(derived)[known:])
+            raise StateError(
+                f"{self.name} looks up {late} for the first time after a reset or a step, which has therefore not "
+                'computed it: look up views in the constructor, such as self.gyro = self.data.sensor("gyro").data'
+            )
+
     def space_of(self, observed: Any, method: str = "observe()") -> spaces.Space:
         """Returns the space of one env's observations, without bounds, for the result of `observe()`."""
         if isinstance(observed, dict) and observed:
@@ -195,7 +205,8 @@ class TaskChecks:
         if array.dtype.kind not in kinds or (array.shape != shape if shape else array.shape[:1] != (self.num_envs,)):
             n = f", here {shape}" if shape else f" with N={self.num_envs}"
             raise ValueError(
-                f"{self.name}.{method} must return {what}{n}; it returned {array.dtype}{list(array.shape)}"
+                f"{self.name}.{method} must return {what}{n}; it returned "
+                + ("None" if values is None else f"{array.dtype}{list(array.shape)}")
             )
         if dtype is None or array.dtype == dtype:
             return array

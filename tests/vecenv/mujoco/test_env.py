@@ -715,6 +715,7 @@ INFINITE = np.array([0.0, -np.inf, 0.0])
     ("returns", "message"),
     [
         ({"apply": np.zeros((3, 2))}, r"Robot\.apply\(\) must return controls float64\[N, nu\].*here \(3, 1\); it"),
+        ({"apply": None}, r"Robot\.apply\(\) must return controls .*; it returned None$"),
         ({"apply": NAN[:, None]}, r"Robot\.apply\(\) gave NaN in the controls for its env 1"),
         ({"terms": {"up": np.zeros((3, 1))}}, r"must return the reward term 'up' as float64\[N\], here \(3,\)"),
         ({"terms": {"up": np.zeros(3), "down": NAN}}, r"gave NaN in the reward term 'down' for its env 1"),
@@ -888,6 +889,27 @@ def test_an_actuator_without_limits_has_an_unbounded_action():
         spec = mujoco.MjSpec.from_string(ROBOT.replace(' ctrlrange="-1 1"', limits))
         envs = Free(2, xml_file=spec, frame_skip=4)
         assert envs.single_action_space == gym.spaces.Box(-bound, bound, (1,), np.float32)
+
+
+def test_views_that_a_task_looks_up_late_have_values_or_are_errors():
+    class Late(Robot):
+        def observe(self):
+            return self.data.body("leg").xpos
+
+    class TooLate(Robot):
+        def outcome(self, before, actions):
+            return self.data.body("leg").xpos[:, 2], np.zeros(3, bool), {}
+
+    envs = Late(keyframe="high")
+    first, _ = envs.reset(seed=0)
+    assert first[:, 2].min() > 0
+    assert_same(first, envs.reset(seed=0)[0])
+    envs = TooLate()
+    envs.reset(seed=0)
+    with pytest.raises(
+        vecenv.StateError, match=r"TooLate looks up data\.xpos for the first time .* in the constructor"
+    ):
+        envs.step(np.zeros((3, 2)))
 
 
 def test_the_errors_for_a_missing_name_list_the_names():
