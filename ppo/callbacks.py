@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import importlib
+import inspect
 import json
 import math
 import os
@@ -98,8 +99,17 @@ class Callback:
         """
 
 
+_PARAMETERS = {
+    name: [*inspect.signature(method).parameters][1:] for name, method in vars(Callback).items() if name[:3] == "on_"
+}
+
+
 def checked(callbacks: Callback | Iterable[Callback]) -> list[Callback]:
-    """Returns the callbacks as a list. Raises TypeError if one is not a `Callback`, such as a function or a class."""
+    """Returns the callbacks as a list.
+
+    Raises TypeError if one is not a `Callback`, such as a function or a class, or if a method does not accept the
+    arguments with which training calls it, perhaps hours later.
+    """
     given = [callbacks] if isinstance(callbacks, Callback) or not isinstance(callbacks, Iterable) else list(callbacks)
     for one in given:
         if not isinstance(one, Callback):
@@ -107,6 +117,14 @@ def checked(callbacks: Callback | Iterable[Callback]) -> list[Callback]:
                 f"callbacks contains {one!r}, which is not a ppo.Callback: derive a class from ppo.Callback, override "
                 "on_update, and pass an instance"
             )
+        for name, parameters in _PARAMETERS.items():
+            try:
+                inspect.signature(getattr(one, name)).bind(*parameters)
+            except ValueError:  # some built-in functions have no signature
+                pass
+            except TypeError as error:
+                method = f"{type(one).__name__}.{name}"
+                raise TypeError(f"{method} must accept the arguments ({', '.join(parameters)}): {error}") from None
     return given
 
 

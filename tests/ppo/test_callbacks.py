@@ -147,6 +147,16 @@ def test_stop_training_is_recorded_and_all_callbacks_are_called(method):
     assert not callbacks.should_stop
 
 
+def test_a_callback_with_wrong_parameters_is_an_error_before_training(tmp_path):
+    class Wrong(ppo.Callback):
+        def on_evaluation(self, evaluation):
+            pass
+
+    with pytest.raises(TypeError, match=r"Wrong\.on_evaluation must accept the arguments \(env_steps, evaluation\)"):
+        ppo.train(CONFIG, callbacks=[Wrong()], logdir=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_reason_to_stop_is_not_an_interruption():
     one = ppo.Callback()
     callbacks = Callbacks([ppo.Callback(), one])
