@@ -124,6 +124,7 @@ class EnvStates:
 
         If the checkpoint holds no states, `why_fresh` is the reason.
         """
+        cause = "the checkpoint was written without their states"
         if states is not None:
             try:
                 self._collector.set_states(states)
@@ -131,9 +132,9 @@ class EnvStates:
             except vecenv.WorkerDied:
                 raise
             except Exception as error:  # a run can continue without them
-                why_fresh = sentence_of(error)
+                cause, why_fresh = "their states cannot be restored", sentence_of(error)
         if why_fresh is not None:
-            self._warn_once("the envs begin fresh episodes, because their states cannot be restored", why_fresh)
+            self._warn_once(f"the envs begin fresh episodes, because {cause}", why_fresh)
         return False
 
     def _warn_once(self, what: str, reason: str) -> None:
