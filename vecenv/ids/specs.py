@@ -74,7 +74,10 @@ def load_spec(env_id: str | EnvSpec) -> EnvSpec:
             elif "Did you mean" in str(error):
                 raise
             else:
-                advice = 'If a package registers this id, import it or name its module: "module:id".'
+                advice = (
+                    'If a package registers this id, import it or name its module: "module:id". A class or function is '
+                    '"module:name".'
+                )
             raise type(error)(f"{error} {advice}") from None
     if not isinstance(env_id, EnvSpec):
         raise TypeError(

@@ -26,9 +26,8 @@ def check_functions(env_fns: Sequence[Callable[[], Any]]) -> list[Callable[[], A
         raise ValueError("env_fns is empty: num_envs must be 1 or more")
     for i, env_fn in enumerate(env_fns):
         if not callable(env_fn):
-            raise TypeError(
-                f"env_fns[{i}] is {env_fn!r}, which is not a function: write `lambda: {type(env_fn).__name__}(...)`"
-            )
+            make = f"gymnasium.make({env_fn!r})" if isinstance(env_fn, str) else f"{type(env_fn).__name__}(...)"
+            raise TypeError(f"env_fns[{i}] is {env_fn!r}, which is not a function: write `lambda: {make}`")
     return env_fns
 
 

@@ -118,7 +118,10 @@ def test_a_name_that_the_module_lacks_is_an_error_that_lists_the_nearest(module,
 @pytest.mark.parametrize(
     ("env_id", "message"),
     [
-        ("Zzzzzzzz-v0", 'If a package registers this id, import it or name its module: "module:id"'),
+        (
+            "Zzzzzzzz-v0",
+            'If a package registers this id, import it or name its module: "module:id". A class or function',
+        ),
         ("Nowhere/Nothing-v0", 'Namespace Nowhere not found.*"module:id"'),
         ("HalfCheeta-v5", r"Did you mean: `HalfCheetah`\?$"),
         ("HalfCheetah-v9", "`v9`.*`v5`"),
