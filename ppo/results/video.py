@@ -164,7 +164,7 @@ def record(
     # Before OSError, because an error of the env can be both.
     except (vecenv.VecEnvError, multiprocessing.TimeoutError) as error:
         refused = isinstance(error, TypeError) and "during construction" in str(error)
-        hint = " Its constructor must accept render_mode." if refused else ""
+        hint = f". Its constructor must accept render_mode. {_MODES}" if refused else ""
         # The import of MuJoCo fails without the library of MUJOCO_GL, with an error of PyOpenGL that does not name it.
         backend = os.environ.get("MUJOCO_GL") if isinstance(error, AttributeError) and "OpenGL" in str(error) else None
         if backend and (reason := why_not(backend)):
@@ -174,6 +174,9 @@ def record(
         raise VideoError(f"{players.config.env} could not be recorded: {sentence_of(error)}{hint}") from error
     except OSError as error:
         raise VideoError(f"cannot write videos into {folder}: {error}. Choose another folder (--outdir).") from error
+
+
+_MODES = 'Its metadata must list "rgb_array" in render_modes, as in docs/tutorial.md.'
 
 
 def _check_encoder() -> None:
@@ -232,7 +235,9 @@ def _play(
         for file, frames in files:
             _check_frames(file, frames)
         return [file for file, _ in files], evaluation
-    raise VideoError(f"{players.config.env} cannot be rendered: {'; '.join(reasons)}")
+    reason = "; ".join(reasons)
+    hint = f". {_MODES}" if "no render_modes" in reason else ""  # Gymnasium's message
+    raise VideoError(f"{players.config.env} cannot be rendered: {reason}{hint}")
 
 
 def _rendering_envs(

@@ -198,7 +198,8 @@ def test_the_error_for_a_video_of_an_env_without_render_mode_says_so(module, tmp
     spaces = env.observation_space, env.action_space
     run = untrained_run(tmp_path / "runs", *spaces, given=False, env=f"{module}:make")
     with pytest.raises(
-        RunError, match=r"could not be recorded: TypeError: make\(\) got an unexpected .* must accept render_mode"
+        RunError,
+        match=r"could not be recorded: TypeError: make\(\) got an unexpected .* must accept render_mode\. .*rgb_array",
     ):
         record_run(Run.open(run.path, trust_modules=True), tmp_path / "out", 1)
 

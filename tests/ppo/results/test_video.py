@@ -203,6 +203,12 @@ def test_a_camera_that_does_not_exist_is_a_one_sentence_error(tmp_path, make, me
         record_run(run, tmp_path / "out", 1, envs=make, camera=7)
 
 
+def without_modes():
+    env = Striped()
+    env.metadata = {"render_modes": [], "render_fps": 20}
+    return gym.wrappers.PassiveEnvChecker(env)
+
+
 def without_license():
     raise ValueError("the license has expired")
 
@@ -212,6 +218,7 @@ def without_license():
     [
         (nowhere_to_draw, "cannot be rendered: it was made without render_mode='rgb_array'"),
         (Raising, "cannot be rendered: RuntimeError: no paint"),
+        (without_modes, r'cannot be rendered: AssertionError: With no render_modes.* must list "rgb_array"'),
         (lambda: Striped(drawn="text"), r"cannot be rendered: its render\(\) returned str, not an array"),
         (
             lambda: gym.wrappers.FrameStackObservation(Striped(), 4),
