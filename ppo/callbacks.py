@@ -100,8 +100,11 @@ class Callback:
 
 
 _PARAMETERS = {
-    name: [*inspect.signature(method).parameters][1:] for name, method in vars(Callback).items() if name[:3] == "on_"
+    name: [*inspect.signature(method).parameters][1:]
+    for name, method in vars(Callback).items()
+    if name.startswith("on_")
 }
+"""The arguments with which training calls each method."""
 
 
 def checked(callbacks: Callback | Iterable[Callback]) -> list[Callback]:

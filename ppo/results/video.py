@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ppo.run.scores import Evaluation
 
 
+_MODES = 'Its metadata must list "rgb_array" in render_modes, as in docs/tutorial.md.'  # advice on an env
 SHADOWS = 1024  # pixels of MuJoCo's shadow map; 4096 take half of the time without a GPU
 
 _ENCODERS: dict[str, dict[str, Any]] = {
@@ -174,9 +175,6 @@ def record(
         raise VideoError(f"{players.config.env} could not be recorded: {sentence_of(error)}{hint}") from error
     except OSError as error:
         raise VideoError(f"cannot write videos into {folder}: {error}. Choose another folder (--outdir).") from error
-
-
-_MODES = 'Its metadata must list "rgb_array" in render_modes, as in docs/tutorial.md.'
 
 
 def _check_encoder() -> None:
