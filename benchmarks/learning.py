@@ -296,11 +296,14 @@ def _scores(run: Path, env_steps: int) -> dict[str, Any]:
 
 
 def table(studies: Iterable[Study], results: Path) -> str:
-    """Returns the table in Markdown. Studies without runs are omitted."""
+    """Returns the table in Markdown. A task without a preset in parentheses has the defaults.
+
+    Studies without runs are omitted.
+    """
     from ppo.results.curves import MIN_RUNS
 
-    lines = ["| task | preset | env-steps | IQM | 95% interval of the IQM | mean | s.d. | each seed |"]
-    lines += ["|---|---|---:|---:|---|---:|---:|---|"]
+    lines = ["| task (preset) | env-steps | IQM | 95% interval of the IQM | mean ± s.d. | each seed |"]
+    lines += ["|---|---:|---:|---|---:|---|"]
     for study in studies:
         runs = read(study, results)["runs"]
         if not runs:
@@ -314,13 +317,11 @@ def table(studies: Iterable[Study], results: Path) -> str:
 
         interval = " to ".join(shown(values[-1]) for values in curve.interval)
         cells = [
-            study.env,
-            f"`{study.preset}`" if study.preset else "defaults",
+            f"{study.env} (`{study.preset}`)" if study.preset else study.env,
             f"{study.env_steps:,}",
             shown(curve.iqm[-1]),
             interval if len(runs) >= MIN_RUNS else "-",
-            shown(final.mean()),
-            shown(final.std(ddof=1)) if len(runs) > 1 else "-",
+            shown(final.mean()) + (f" ± {shown(final.std(ddof=1))}" if len(runs) > 1 else ""),
             ", ".join(map(shown, final)),
         ]
         lines.append(f"| {' | '.join(map(str, cells))} |")
