@@ -105,6 +105,8 @@ def _refuse(
         rows &= where
     if (at := _first(rows)) is not None:
         found = np.ravel(values[at])[np.ravel(bad[at])][0]
+        if found.dtype.kind == "f" and np.isfinite(found):
+            found = f"{found}, beyond the range of float32,"
         did = f"returned reward {found}" if field == "reward" else f"returned {found} in its {field}"
         raise TrainingDiverged(
             f"{_where(at, name, did, members)} Fix the env. The faulty rollout was not trained on or saved."

@@ -96,7 +96,8 @@ class InGraphVectorEnv:
     """Lets a `tf.function` reset and step envs that write whole rollouts to memory.
 
     Args:
-        envs: A vecenv vector env, built with `num_slots=slots_for(num_steps, num_slabs)`.
+        envs: A vecenv vector env, built with `num_slots=slots_for(num_steps, num_slabs)`. Reset, step and restore it
+            only through this object.
         num_steps: T, the steps of one rollout.
         timeout_s: Seconds to wait for a step or a reset before an error is raised. None waits forever, and Ctrl-C
             cannot interrupt the wait inside TensorFlow. The timeout has no effect on envs that this process steps.
@@ -120,6 +121,11 @@ class InGraphVectorEnv:
     """
 
     def __init__(self, envs: PooledVectorEnv, *, num_steps: int, timeout_s: float | None = None):
+        if not isinstance(envs, PooledVectorEnv):
+            raise TypeError(
+                f"envs={envs!r} is not a vector env of vecenv, whose memory a rollout reads: build it with vecenv.make, "
+                "vecenv.AsyncVectorEnv or vecenv.SyncVectorEnv, without vector wrappers"
+            )
         slots = num_steps + 1
         if num_steps < 1 or envs.num_slots % slots or envs.num_slots < 2 * slots:
             raise ValueError(
@@ -162,6 +168,7 @@ class InGraphVectorEnv:
         """Returns the current observations of all envs, as a graph operation."""
 
         def observations(slot: int, _: int) -> list[np.ndarray]:
+            self._assert_newest(slot)
             return self._fields(self._observation_paths, slot)
 
         return self._nested(self._operation(observations, [], self._fields(self._observation_paths)))
@@ -182,6 +189,7 @@ class InGraphVectorEnv:
         same_step = self.envs.autoreset_mode == AutoresetMode.SAME_STEP
 
         def observations(slot: int, _: int) -> list[np.ndarray]:
+            self._assert_newest(slot)
             flags = [layout.TERMINATED, layout.TRUNCATED, layout.EPISODE_LENGTH]
             terminated, truncated, lengths = self._fields(flags, slot)
             ended, unstepped = terminated | truncated, lengths == 0
@@ -228,6 +236,7 @@ class InGraphVectorEnv:
         slabs = self.envs.slabs
 
         def rollout(last: int, begin: int) -> list[np.ndarray]:
+            self._assert_newest(last)
             if (steps := last % self._slots_per_slab) != self.num_steps:
                 raise RuntimeError(
                     f"a rollout has {self.num_steps} steps, but {steps} were taken: take all of them before rollout()"
@@ -290,6 +299,14 @@ class InGraphVectorEnv:
         self.envs.set_state(states, slot=begin)
         self._slot.assign(begin)
 
+    def _assert_newest(self, slot: int) -> None:
+        """Raises if others have used the vector env: the envs would not be in the states that `slot` holds."""
+        if self.envs.newest_slot != slot:
+            raise RuntimeError(
+                "the vector env was reset, stepped or restored directly, so the rollout lacks its newest observations: "
+                "use only the methods of this InGraphVectorEnv, and call its reset() or set_state() to continue"
+            )
+
     def _slot_after(self, slot: tf.Tensor) -> tf.Tensor:
         return (slot + 1) % self.envs.num_slots
 
@@ -311,6 +328,7 @@ class InGraphVectorEnv:
         action_paths = [path for path, _ in tree.leaves(self.envs.single_action_space)]
 
         def step(before: int, slot: int, *leaves: np.ndarray) -> list[np.ndarray]:
+            self._assert_newest(before)
             if not goes_on and before % self._slots_per_slab == self.num_steps:
                 raise RuntimeError(
                     f"all {self.num_steps} steps of this rollout have been taken: call rollout() before the next"

@@ -532,7 +532,8 @@ class PooledVectorEnv(VectorEnv):
             )
         if self._state is _BROKEN:
             raise StateError(
-                f"`{type(self).__name__}` was broken by an earlier fault. Call `close()` and build a new one."
+                f"`{type(self).__name__}` was broken by an earlier fault. Call `close()` and build a new one. (If another "
+                "thread is using it now, it is not broken: let only one thread at a time use it.)"
             )
 
     def _assert_idle(self, name: str) -> None:

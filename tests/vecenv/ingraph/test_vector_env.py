@@ -59,7 +59,7 @@ def test_reset_takes_one_seed_per_env():
 def test_actions_of_another_dtype_which_the_slab_cannot_hold_are_an_error():
     vector, envs = make(2)
     with vector:
-        vector.reset(seed=0)
+        envs.reset(seed=0)
         for wrong in (tf.ones([2], tf.int32), np.array([0.7, 1.2]), [True, False]):
             with pytest.raises(TypeError, match=r"actions has dtype \w+, but the action space needs int64.*tf\.cast"):
                 envs.step(wrong)
@@ -336,6 +336,28 @@ def test_an_earlier_exception_does_not_replace_a_later_error_of_another_operatio
 def test_the_error_for_a_wrong_number_of_slots_says_which_number_is_right():
     with pytest.raises(ValueError, match=r"num_slots=2, but rollouts of num_steps=5 need .*=slots_for\(5\)"):
         InGraphVectorEnv(vecenv.SyncVectorEnv([lambda: CountingEnv(0)]), num_steps=5)
+
+
+def test_the_error_for_a_vector_env_of_gymnasium_names_those_of_vecenv():
+    with pytest.raises(TypeError, match=r"not a vector env of vecenv.* vecenv\.AsyncVectorEnv"):
+        InGraphVectorEnv(gym.vector.SyncVectorEnv([lambda: CountingEnv(0)]), num_steps=5)
+
+
+@pytest.mark.parametrize("used", [lambda vector: vector.step([0, 0]), lambda vector: vector.reset()])
+def test_a_rollout_never_continues_after_the_vector_env_was_used_directly(used):
+    """Its observations would not be the states in which the actions were taken."""
+    vector, envs = make(2)
+    with vector:
+        envs.reset(seed=0)
+        actions = tf.zeros([2], tf.int64)
+        envs.step(actions)
+        used(vector)
+        for use in (lambda: envs.step(actions), envs.observations, envs.rollout):
+            with pytest.raises(RuntimeError, match=r"reset, stepped or restored directly.*call its reset\(\)"):
+                with envs.raising():
+                    use()
+        assert envs.reset(seed=0).numpy().tolist() == envs.observations().numpy().tolist()
+        envs.step(actions)
 
 
 def test_a_step_after_the_last_step_of_a_rollout_is_an_error():
