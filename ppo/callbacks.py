@@ -9,6 +9,7 @@ import inspect
 import json
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,7 +112,7 @@ def checked(callbacks: Callback | Iterable[Callback]) -> list[Callback]:
     """Returns the callbacks as a list.
 
     Raises TypeError if one is not a `Callback`, such as a function or a class, or if a method does not accept the
-    arguments with which training calls it, perhaps hours later.
+    arguments with which training calls it, perhaps hours later. Warns of methods whose name is not that of a callback.
     """
     given = [callbacks] if isinstance(callbacks, Callback) or not isinstance(callbacks, Iterable) else list(callbacks)
     for one in given:
@@ -128,6 +129,9 @@ def checked(callbacks: Callback | Iterable[Callback]) -> list[Callback]:
             except TypeError as error:
                 method = f"{type(one).__name__}.{name}"
                 raise TypeError(f"{method} must accept the arguments ({', '.join(parameters)}): {error}") from None
+        if unknown := sorted(name for name in dir(one) if name.startswith("on_") and name not in _PARAMETERS):
+            message = f"training never calls {', '.join(unknown)} of {type(one).__name__}: it calls only "
+            warnings.warn(message + ", ".join(_PARAMETERS), stacklevel=3)
     return given
 
 

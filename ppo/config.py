@@ -291,6 +291,35 @@ class Config:
         if self.global_state and self.network is not None:
             raise ConfigError("global_state needs a separate value function: use no custom network")
 
+    def without_effect(self, *, images: bool, gaussians: bool) -> dict[str, list[str]]:
+        """Returns changed settings that have no effect, by the reason.
+
+        `images` and `gaussians` say whether a policy has a CNN and whether it has Gaussian actions.
+        """
+        reasons = [
+            (self.recurrent == "none", "recurrent is none", ["recurrent_units"]),
+            (self.objective != "clip", "objective is not clip", ["clip_range"]),
+            (
+                self.objective == "clip" and self.lr_schedule != "kl_adaptive",
+                "neither objective nor lr_schedule adapts to it",
+                ["kl_target"],
+            ),
+            (not self.normalize_observations, "normalize_observations is off", ["observation_clip"]),
+            (self.network is None and not images, "no observation is an image", ["cnn"]),
+            (not gaussians, "no action is continuous", ["action_transform", "initial_log_std", "min_log_std"]),
+            (
+                self.network is not None,
+                "network replaces the built-in one",
+                ["policy_layers", "value_layers", "activation", "cnn", "policy_output_gain"],
+            ),
+        ]
+        found = {
+            reason: [name for name in names if getattr(self, name) != getattr(type(self), name)]
+            for holds, reason, names in reasons
+            if holds
+        }
+        return {reason: names for reason, names in found.items() if names}
+
     def _check_recurrent(self) -> None:
         if self.network is not None:
             raise ConfigError("--recurrent cannot be combined with --network, which has no recurrent core: omit one")

@@ -142,7 +142,9 @@ def _paper(env: str, total_steps: int, num_steps: int = 200, **others: Any) -> C
 
 PRESETS |= {
     "paper/pendulum": _paper("Pendulum-v1", 1_000_000, minibatch_size=1000),
-    "paper/cartpole": _paper("CartPole-v1", 200_000, num_steps=50),
+    "paper/cartpole": _paper(  # without continuous actions
+        "CartPole-v1", 200_000, num_steps=50, initial_log_std=Config.initial_log_std, min_log_std=Config.min_log_std
+    ),
     "paper/reacher": _paper("Reacher-v5", 5_000_000, num_steps=100, gamma=0.985),
     "paper/cheetah": _paper("HalfCheetah-v5", 10_000_000, num_steps=1000, gamma=0.99, final_gamma=0.99),
     "paper/walker": _paper("Walker2d-v5", 10_000_000),

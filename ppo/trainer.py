@@ -99,11 +99,20 @@ class Trainer:
         self._stop.kept, self._stop.discard = self.saver.kept, run.discard_if_empty
         if resume:
             self.saver.resume(config)
+        else:
+            self._warn_of_idle_settings()
         self._evaluator = Evaluator(run, self.saver, config, evaluated, self._status)
         self._writer = MetricsWriter(run, config, self.progress.env_steps)
         if self._writer.has_report:
             self.progress.unreported = None  # the metrics of the checkpoint were reported before the run was resumed
         self.evaluation: Evaluation | None = None
+
+    def _warn_of_idle_settings(self) -> None:
+        agents = [team.agent for team in self.teams]
+        images = any(agent.observations.has_images for agent in agents)
+        gaussians = any(agent.log_std is not None for agent in agents)
+        for reason, names in self.config.without_effect(images=images, gaussians=gaussians).items():
+            self._callback.on_warning(f"without effect, because {reason}: {', '.join(names)}")
 
     def train(self) -> Result:
         """Trains until the last update, or until a callback or a signal ends the run, and saves the run."""

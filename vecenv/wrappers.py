@@ -89,6 +89,10 @@ class ActionMaskObservation(gym.Wrapper, RecordConstructorArgs):
                 f"the observation already has the key {ACTION_MASK!r}: omit ActionMaskObservation (in ppo, info_masks)"
             )
         mask = mask_space(env.action_space)
+        if mask is None:
+            raise ValueError(
+                f"no action mask can restrict the actions {env.action_space}: omit info_masks or ActionMaskObservation"
+            )
         self.observation_space = spaces.Dict([*members.items(), (ACTION_MASK, mask)])
         self._mask: np.ndarray | None = None
 
@@ -114,20 +118,14 @@ class ActionMaskObservation(gym.Wrapper, RecordConstructorArgs):
         return {**({OBSERVED: observation} if self._is_wrapped else observation), ACTION_MASK: self._mask}
 
 
-def mask_space(acted: gym.Space) -> gym.Space:
-    """Returns the space of the masks for an action space: an entry for each choice of each discrete action.
-
-    Raises:
-        ValueError: If no action is discrete.
-    """
+def mask_space(acted: gym.Space) -> gym.Space | None:
+    """Returns the space of masks: an entry for each choice of each discrete action. None if no action is discrete."""
     counts = [
         leaf.n if isinstance(leaf, spaces.Discrete) else leaf.nvec.sum()
         for _, leaf in leaves(acted)
         if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete)
     ]
-    if not counts:
-        raise ValueError(f"no action mask can restrict the actions {acted}: omit info_masks or ActionMaskObservation")
-    return spaces.MultiBinary(int(sum(counts)))
+    return spaces.MultiBinary(int(sum(counts))) if counts else None
 
 
 def flat_mask(mask: Any) -> np.ndarray:

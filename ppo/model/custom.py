@@ -78,7 +78,8 @@ class CustomNetwork(tf.Module):
 
     def _check_shapes(self, name: str, returned: Any, num_outputs: int) -> None:
         pair = isinstance(returned, (tuple, list)) and len(returned) == 2 and all(map(tf.is_tensor, returned))
-        shapes = [tuple(part.shape) for part in returned] if pair else str(returned)
+        one = f"one tensor {tuple(returned.shape)}" if tf.is_tensor(returned) else str(returned)
+        shapes = [tuple(part.shape) for part in returned] if pair else one
         if shapes not in ([(2, num_outputs), (2,)], [(2, num_outputs), (2, 1)]):
             contract = (
                 "must return (outputs, values)"

@@ -14,7 +14,7 @@ import pytest
 
 import ppo
 from ppo import Evaluation, Result
-from ppo.callbacks import Callback, Callbacks
+from ppo.callbacks import Callback, Callbacks, checked
 from tests.ppo.runs import command
 
 CONFIG = ppo.Config(env="CartPole-v1", total_steps=4096)
@@ -155,6 +155,15 @@ def test_a_callback_with_wrong_parameters_is_an_error_before_training(tmp_path):
     with pytest.raises(TypeError, match=r"Wrong\.on_evaluation must accept the arguments \(env_steps, evaluation\)"):
         ppo.train(CONFIG, callbacks=[Wrong()], logdir=tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_method_that_training_never_calls_is_a_warning():
+    class Wrong(ppo.Callback):
+        def on_step(self):
+            pass
+
+    with pytest.warns(UserWarning, match="never calls on_step of Wrong: it calls only on_status, on_start, on_update"):
+        checked([Wrong()])
 
 
 def test_a_reason_to_stop_is_not_an_interruption():

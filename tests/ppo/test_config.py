@@ -183,6 +183,32 @@ def test_a_resumed_run_may_change_only_amounts_intervals_reports_and_where_envs_
 
 
 @pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({"recurrent_units": 32}, ["recurrent_units"]),
+        ({"recurrent_units": 32, "recurrent": "gru"}, []),
+        ({"kl_target": 0.1}, ["kl_target"]),
+        ({"kl_target": 0.1, "lr_schedule": "kl_adaptive"}, []),
+        ({"clip_range": 0.1, "objective": "kl_penalty"}, ["clip_range"]),
+        ({"observation_clip": 5.0, "normalize_observations": False}, ["observation_clip"]),
+        ({"network": "a:b", "policy_layers": (8,), "activation": "elu"}, ["policy_layers", "activation"]),
+        ({"cnn": "small"}, []),
+        ({"initial_log_std": -1.0}, []),
+    ],
+)
+def test_changed_settings_without_effect_are_found(settings, names):
+    found = Config(**settings).without_effect(images=True, gaussians=True)
+    assert [name for several in found.values() for name in several] == names
+
+
+def test_no_preset_has_settings_without_effect():
+    discrete = {"cartpole", "pong", "breakout", "paper/cartpole"}
+    for name, config in PRESETS.items():
+        images = name in ("pong", "breakout")
+        assert not config.without_effect(images=images, gaussians=name not in discrete), name
+
+
+@pytest.mark.parametrize(
     ("name", "near"), [("n_envs", "num_envs"), ("n_epochs", "epochs"), ("ent_coef", "entropy_coef")]
 )
 def test_the_error_for_an_unknown_setting_names_the_nearest_one(name, near):

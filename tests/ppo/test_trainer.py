@@ -240,6 +240,27 @@ def test_the_scale_of_bounded_actions_does_not_matter(tmp_path):
     np.testing.assert_allclose(returns[1:], [returns[0]] * 2, rtol=1e-3)
 
 
+def test_a_new_run_warns_of_settings_without_effect(tmp_path):
+    warnings = []
+
+    class Listening(Callback):
+        def on_warning(self, message):
+            warnings.append(message)
+
+    config = dataclasses.replace(
+        CONFIG, env="CartPole-v1", num_workers=0, total_steps=32, eval_episodes=1, recurrent_units=8, cnn="small",
+        action_transform="tanh",
+    )  # fmt: skip
+    path = ppo.train(config, logdir=tmp_path, callbacks=Listening()).path
+    assert warnings == [
+        "without effect, because recurrent is none: recurrent_units",
+        "without effect, because no observation is an image: cnn",
+        "without effect, because no action is continuous: action_transform",
+    ]
+    ppo.resume(path, total_steps=64, callbacks=Listening())
+    assert not [message for message in warnings[3:] if "without effect" in message]
+
+
 @pytest.mark.parametrize("schedule", ["linear", pytest.param("constant", marks=pytest.mark.slow)])
 def test_a_run_resumed_with_more_steps_follows_the_schedule_of_its_new_total_and_warns(tmp_path, schedule):
     warnings, rates = [], []

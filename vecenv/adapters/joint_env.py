@@ -22,7 +22,7 @@ from vecenv.wrappers import ACTION_MASK, OBSERVED, flat_mask, mask_space
 
 try:
     from pettingzoo.utils.conversions import aec_to_parallel, turn_based_aec_to_parallel
-    from pettingzoo.utils.env import AECEnv
+    from pettingzoo.utils.env import AECEnv, ParallelEnv
 except ImportError as error:
     raise ImportError("vecenv.adapters.pettingzoo needs PettingZoo: pip install pettingzoo") from error
 
@@ -98,13 +98,17 @@ class JointEnv(gym.Env):
         self._groups = []
         state_space = _state_space(env, make) if state else None
         own = {name: (env.observation_space(name), env.action_space(name)) for name in names}
-        for group_name, members in groups_of(names, own.__getitem__, groups).items():
+        grouped = groups_of(names, own.__getitem__, groups)
+        masks = {group_name: mask_space(own[members[0]][1]) for group_name, members in grouped.items()}
+        if info_masks and all(mask is None for mask in masks.values()):
+            raise ValueError("no action mask can restrict the actions, none of which is discrete: omit info_masks")
+        for group_name, members in grouped.items():
             observed, acted = own[members[0]]
             tree.check_fixed(observed, "Wrap the env so that it returns arrays.")
             tree.check_fixed(acted, "Wrap the env so that it accepts arrays.")
             added: dict[str, gym.Space] = {}
-            if info_masks:
-                added[ACTION_MASK] = mask_space(acted)
+            if info_masks and (masked := masks[group_name]) is not None:
+                added[ACTION_MASK] = masked
             if state_space is not None:
                 added[STATE] = state_space
             self._groups.append(_Group(group_name, members, observed, acted, added))
@@ -408,6 +412,8 @@ def _parallel(env: Any) -> Any:
     """Returns an env with PettingZoo's parallel interface."""
     if isinstance(env, AECEnv):
         return aec_to_parallel(env) if env.metadata.get("is_parallelizable") else turn_based_aec_to_parallel(env)
+    if isinstance(env, ParallelEnv) and not hasattr(env, "possible_agents"):
+        raise TypeError(f"{type(env).__name__} does not define possible_agents: set it to the list of all agents")
     if not hasattr(env, "possible_agents") or not hasattr(env, "step"):
         raise TypeError(
             f"{type(env).__name__} is not a PettingZoo env: each function must return a pettingzoo.ParallelEnv or an "

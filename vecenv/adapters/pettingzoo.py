@@ -205,7 +205,8 @@ class ParallelVectorEnv(VectorEnv):
         groups: How agents form groups. None: agents with equal spaces. "names": agents with equal spaces and equal
             names apart from their numbers. A dict: the agents of each group.
         state: Whether to add `env.state()` to each observation, under the key "state".
-        info_masks: Whether to add the infos' "action_mask" to the observations. None: no, and a mask is an error.
+        info_masks: Whether to add the infos' "action_mask" to the observations of groups with discrete actions. None:
+            no, and a mask is an error.
         wrap: Wraps each joint env, a Gymnasium env with Dict spaces by group, for example in
             `gymnasium.wrappers.RecordVideo`. A wrapper must not change observations, actions or flags.
         **options: Arguments of `vecenv.AsyncVectorEnv`, such as `num_workers` and `autoreset_mode`. `info_keys` is not

@@ -149,6 +149,11 @@ def _unregistered(env_id: str, creator: Any) -> EnvSpec:
             f"env id {env_id!r} names a value of type {type(creator).__name__}: name a registered id, or a class or "
             "function that makes the env"
         )
+    if isinstance(creator, type) and any(package_of(base) == "pettingzoo" for base in creator.__mro__):
+        raise gym.error.Error(
+            f"env id {env_id!r} names a PettingZoo env with several agents: write 'pettingzoo:{env_id}' in ppo, or use "
+            "vecenv.adapters.pettingzoo.ParallelVectorEnv"
+        )
     if isinstance(creator, type) and issubclass(creator, VectorEnv):
         return EnvSpec(env_id, vector_entry_point=creator)  # type: ignore[arg-type]
     return EnvSpec(env_id, entry_point=creator)

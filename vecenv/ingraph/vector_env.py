@@ -123,8 +123,8 @@ class InGraphVectorEnv:
     def __init__(self, envs: PooledVectorEnv, *, num_steps: int, timeout_s: float | None = None):
         if not isinstance(envs, PooledVectorEnv):
             raise TypeError(
-                f"envs={envs!r} is not a vector env of vecenv, whose memory a rollout reads: build it with vecenv.make, "
-                "vecenv.AsyncVectorEnv or vecenv.SyncVectorEnv, without vector wrappers"
+                f"envs={envs!r} is not a vector env of vecenv, whose memory rollouts read: build it with "
+                "vecenv.make, vecenv.AsyncVectorEnv or vecenv.SyncVectorEnv, without vector wrappers"
             )
         slots = num_steps + 1
         if num_steps < 1 or envs.num_slots % slots or envs.num_slots < 2 * slots:

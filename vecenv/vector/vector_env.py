@@ -532,8 +532,8 @@ class PooledVectorEnv(VectorEnv):
             )
         if self._state is _BROKEN:
             raise StateError(
-                f"`{type(self).__name__}` was broken by an earlier fault. Call `close()` and build a new one. (If another "
-                "thread is using it now, it is not broken: let only one thread at a time use it.)"
+                f"`{type(self).__name__}` was broken by an earlier fault, or another thread is using it now. After a "
+                "fault, call `close()` and build a new one. Only one thread may use it at a time."
             )
 
     def _assert_idle(self, name: str) -> None:

@@ -41,6 +41,12 @@ class Scripted(gym.Env):
 @pytest.mark.parametrize(
     ("space", "value", "other", "message"),
     [
+        (
+            spaces.Box(-np.inf, np.inf, (1,), np.float64),
+            np.ones(1),
+            np.full(1, 1e40),
+            r"env 0 returned 1e\+40, beyond the range of float32, in its {}observation at step 4 of",
+        ),
         (spaces.Discrete(3), 1, 3, r"env 0 returned 3 in its {}observation, outside Discrete\(3\), at step 4 of"),
         (spaces.Discrete(2, start=5), 5, 0, r"env 0 returned 0 in its {}observation, outside Discrete\(2, start=5\)"),
         (
@@ -52,7 +58,7 @@ class Scripted(gym.Env):
     ],
 )
 @pytest.mark.parametrize("final", [False, True])
-def test_an_observation_that_has_no_one_hot_form_ends_training(tmp_path, space, value, other, message, final):
+def test_an_observation_that_the_networks_cannot_read_ends_training(tmp_path, space, value, other, message, final):
     config = ppo.Config(env="x", num_envs=2, num_steps=8, minibatch_size=16, epochs=1, num_workers=0, eval_episodes=1)
     with pytest.raises(TrainingDiverged, match=message.format("final " if final else "")):
         ppo.train(config, lambda: Scripted(space, value, other, final), logdir=tmp_path, progress=False)

@@ -196,6 +196,12 @@ def wrong_shape(inputs, num_outputs, seed):
     return network
 
 
+def no_values(inputs, num_outputs, seed):
+    import keras
+
+    return keras.Sequential([keras.Input(inputs.shape[1:]), keras.layers.Dense(num_outputs)])
+
+
 @pytest.mark.parametrize(
     ("network", "message"),
     [
@@ -209,6 +215,7 @@ def wrong_shape(inputs, num_outputs, seed):
         ),
         ("list_of_networks", "cannot be called: return a network, or a tuple of two"),
         ("unused_variable", "variables that do not affect what their network returns, .'forgotten"),
+        ("no_values", r"the shapes are one tensor \(2, 2\)$"),
         ("wrong_shape", r"must return \(outputs, values\) of shapes \(B, 2\)"),
     ],
 )

@@ -317,6 +317,42 @@ def test_masks_in_infos_become_part_of_the_observation():
         envs.reset(seed=0)
 
 
+class OneMaskedGroup(MaskedInfos):
+    """Only the agents of group "b" have discrete actions and masks."""
+
+    def action_space(self, agent):
+        return super().action_space(agent) if agent.startswith("b") else spaces.Box(-1, 1, (2,), np.float32)
+
+    def _with_masks(self, infos):
+        masked = super()._with_masks(infos)
+        return {name: masked[name] if name.startswith("b") else info for name, info in infos.items()}
+
+
+def test_masks_in_infos_restrict_only_groups_with_discrete_actions():
+    with ParallelVectorEnv([OneMaskedGroup] * 2, num_workers=1, info_masks=True) as envs:
+        observations, _ = envs.reset(seed=0)
+        assert observations["b"]["action_mask"].tolist() == [[0, 1, 1, 1]] * 2
+        assert not isinstance(observations["a"], dict)
+
+
+def test_masks_that_can_restrict_no_action_are_an_error():
+    class NoneMasked(OneMaskedGroup):
+        def action_space(self, agent):
+            return spaces.Box(-1, 1, (2,), np.float32)
+
+    with pytest.raises(vecenv.EnvError, match="none of which is discrete: omit info_masks"):
+        ParallelVectorEnv([NoneMasked], num_workers=1, info_masks=True)
+
+
+def test_the_error_for_an_env_without_possible_agents_names_them():
+    class Unnamed(ParallelEnv):
+        def step(self, actions):
+            raise NotImplementedError
+
+    with pytest.raises(vecenv.EnvError, match="Unnamed does not define possible_agents: set it"):
+        ParallelVectorEnv([Unnamed], num_workers=1)
+
+
 def test_infos_are_those_of_the_rows():
     with ParallelVectorEnv([leaving(0)] * 2, num_workers=1, autoreset_mode="SameStep") as envs:
         _, infos = envs.reset(seed=0)

@@ -115,6 +115,12 @@ def test_a_name_that_the_module_lacks_is_an_error_that_lists_the_nearest(module,
     assert module not in sys.modules
 
 
+def test_the_error_for_a_class_of_pettingzoo_names_what_steps_it():
+    pytest.importorskip("pettingzoo")
+    with pytest.raises(gym.error.Error, match=r"write 'pettingzoo:tests\.multi_agent:LeavingEnv' in ppo"):
+        vecenv.make("tests.multi_agent:LeavingEnv", num_workers=0)
+
+
 @pytest.mark.parametrize(
     ("env_id", "message"),
     [

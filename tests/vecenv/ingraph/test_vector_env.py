@@ -353,9 +353,9 @@ def test_a_rollout_never_continues_after_the_vector_env_was_used_directly(used):
         envs.step(actions)
         used(vector)
         for use in (lambda: envs.step(actions), envs.observations, envs.rollout):
-            with pytest.raises(RuntimeError, match=r"reset, stepped or restored directly.*call its reset\(\)"):
-                with envs.raising():
-                    use()
+            message = r"reset, stepped or restored directly.*call its reset\(\)"
+            with pytest.raises(RuntimeError, match=message), envs.raising():
+                use()
         assert envs.reset(seed=0).numpy().tolist() == envs.observations().numpy().tolist()
         envs.step(actions)
 
