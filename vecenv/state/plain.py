@@ -40,7 +40,7 @@ def pack(value: Any, where: str) -> Any:
     if type(bits) in _BIT_GENERATORS.values() and type(bits.seed_seq) is SeedSequence:
         return {"Generator": [type(bits).__name__, pack(bits.state, where), pack(bits.seed_seq.state, where)]}
     raise NotRestorable(
-        f"{where} is of type {kind_of(value)}, which a state cannot hold: it may hold numbers, strings, numpy arrays and "
+        f"{where} is a {kind_of(value)}, which a state cannot hold: it may hold numbers, strings, numpy arrays and "
         "generators, and lists, tuples, dicts and deques of these. Return such values from get_state() (see "
         "docs/engine.md)."
     )
