@@ -108,6 +108,7 @@ class Trainer:
         self.evaluation: Evaluation | None = None
 
     def _warn_of_idle_settings(self) -> None:
+        """Warns of settings that were changed, but have no effect on these envs or beside the other settings."""
         agents = [team.agent for team in self.teams]
         images = any(agent.observations.has_images for agent in agents)
         gaussians = any(agent.log_std is not None for agent in agents)
