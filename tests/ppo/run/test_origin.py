@@ -108,7 +108,9 @@ def test_settings_of_new_networks_have_no_effect_and_cause_a_warning(tmp_path, o
     notes = Notes()
     ppo.train(dataclasses.replace(CONFIG, **changes), callbacks=notes, init_from=origin, logdir=tmp_path)
     expected = [] if ignored is None else [f"{ignored} has no effect, because the policy starts as that of {origin}"]
-    assert [message.partition(". ")[0] for message in notes.warnings] == expected
+    # CartPole has no continuous actions, of which another warning speaks.
+    warnings = [message.partition(". ")[0] for message in notes.warnings if "no action is continuous" not in message]
+    assert warnings == expected
 
 
 @pytest.mark.parametrize(
