@@ -112,7 +112,7 @@ def checked(callbacks: Callback | Iterable[Callback]) -> list[Callback]:
     """Returns the callbacks as a list.
 
     Raises TypeError if one is not a `Callback`, such as a function or a class, or if a method does not accept the
-    arguments with which training calls it, perhaps hours later. Warns of methods whose name is not that of a callback.
+    arguments with which training calls it, perhaps hours later. Warns of `on_...` methods that training never calls.
     """
     given = [callbacks] if isinstance(callbacks, Callback) or not isinstance(callbacks, Iterable) else list(callbacks)
     for one in given:

@@ -113,7 +113,7 @@ class Trainer:
         images = any(agent.observations.has_images for agent in agents)
         gaussians = any(agent.log_std is not None for agent in agents)
         for reason, names in self.config.without_effect(images=images, gaussians=gaussians).items():
-            self._callback.on_warning(f"without effect, because {reason}: {', '.join(names)}")
+            self._callback.on_warning(f"settings have no effect, because {reason}: {', '.join(names)}")
 
     def train(self) -> Result:
         """Trains until the last update, or until a callback or a signal ends the run, and saves the run."""

@@ -253,12 +253,12 @@ def test_a_new_run_warns_of_settings_without_effect(tmp_path):
     )  # fmt: skip
     path = ppo.train(config, logdir=tmp_path, callbacks=Listening()).path
     assert warnings == [
-        "without effect, because recurrent is none: recurrent_units",
-        "without effect, because no observation is an image: cnn",
-        "without effect, because no action is continuous: action_transform",
+        "settings have no effect, because recurrent is none: recurrent_units",
+        "settings have no effect, because no observation is an image: cnn",
+        "settings have no effect, because no action is continuous: action_transform",
     ]
     ppo.resume(path, total_steps=64, callbacks=Listening())
-    assert not [message for message in warnings[3:] if "without effect" in message]
+    assert not [message for message in warnings[3:] if "have no effect" in message]
 
 
 @pytest.mark.parametrize("schedule", ["linear", pytest.param("constant", marks=pytest.mark.slow)])

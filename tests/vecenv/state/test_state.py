@@ -223,7 +223,7 @@ def test_a_model_field_that_only_the_new_envs_vary_gets_the_models_value():
         assert_same(*(e.step(np.full((2, 3), 0.2, np.float32)) for e in (others, envs)))
 
 
-def test_a_state_of_another_model_is_rejected_and_changes_nothing(tmp_path):
+def test_a_state_of_another_model_is_rejected_and_changes_nothing():
     """The shapes are equal, so nothing else would tell that the robot has become heavier."""
     spec = mujoco.MjSpec.from_file(expand_model_path("hopper.xml"))
     (saved,) = Hopper(1, xml_file=spec).get_state()

@@ -468,8 +468,7 @@ def test_workers_start_in_a_folder_that_was_deleted(context, tmp_path):
         pytest.skip("this Python, such as 3.13.0, cannot import numpy in a deleted folder")
     tmp_path.mkdir()
     script = (
-        f"{deleted}"
-        f"sys.path.append({str(ROOT)!r})\n"
+        f"{deleted}sys.path.append({str(ROOT)!r})\n"
         "import vecenv\n"
         "from tests.helpers import counting_fns\n"
         f"with vecenv.AsyncVectorEnv(counting_fns(1), num_workers=1, context={context!r}) as envs:\n"
