@@ -82,8 +82,9 @@ def train(
         config: All settings. `ppo.preset(name)` returns a tuned config; change it with `dataclasses.replace`.
         envs: What to train on instead of `config.env`: a function that makes an env, a list of `config.num_envs`
             such functions, or a vector env built with `**ppo.vector_options(config)`. The envs may differ only in the
-            bounds of their observations. A vector env also evaluates the final policy, and the caller closes it. The
-            stored `env` is `name` or the function's name, unless `config.env` is an unregistered name without a colon.
+            bounds of their observations. A vector env also evaluates the final policy, and the caller closes it.
+            config.json names the env after `name` or the function, but keeps a `config.env` that is neither registered
+            nor contains a colon.
         eval_envs: What evaluations and videos use instead of `envs`, in one of the same forms: for example separate
             envs for a vector env that trains. A vector env may have any number of envs, and records no videos.
         callbacks: Called after updates, evaluations and checkpoints, and at the end.
@@ -91,8 +92,8 @@ def train(
         name: Name of the run folder after its timestamp. None: the env id, or "train" if `envs` is given.
         init_from: Run folder, or its name in `logdir`, whose newest checkpoint gives the initial networks and
             normalizers. The spaces, the settings of the networks, normalize_observations and normalize_rewards must
-            match. Old statistics of observations count like at most ten rollouts. The scale of rewards, the optimizer
-            and the step count start from scratch.
+            match. Old statistics of observations have the weight of ten rollouts at most. The scale of rewards, the
+            optimizer and the step count start from scratch.
         collectors: Number of collectors on Ray, among which the envs are divided (docs/cluster.md). None: this process
             and its workers step the envs.
         cluster: Address of the Ray cluster of the collectors, "host:port" or "auto". None: the variable RAY_ADDRESS, or

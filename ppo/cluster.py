@@ -20,6 +20,7 @@ from typing import Any
 
 import vecenv
 from ppo.config import ConfigError
+from ppo.errors import first_line
 
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -107,7 +108,7 @@ def _connected(ray: ModuleType, address: str | None, actors: int, warn: Callable
         _init(ray, address=address, **quiet)
     except Exception as error:  # Ray raises exceptions of many types
         raise ConfigError(
-            f"cannot join the Ray cluster at {address}: {_first_line(error)}. Check the address, that this machine "
+            f"cannot join the Ray cluster at {address}: {first_line(error)}. Check the address, that this machine "
             "belongs to the cluster (`ray status`), and, if the cluster demands a token, that RAY_AUTH_MODE=token is "
             "set here, too."
         ) from error
@@ -136,7 +137,7 @@ def _start(ray: ModuleType, folder: str, num_cpus: int, quiet: dict[str, Any]) -
             ray.shutdown()
             if attempt == STARTS:
                 raise ConfigError(
-                    f"Ray could not be started on this machine in {STARTS} attempts: {_first_line(error)}. If the "
+                    f"Ray could not be started on this machine in {STARTS} attempts: {first_line(error)}. If the "
                     "machine is busy, try again later; otherwise, train without collectors."
                 ) from error
     if (host := ray.util.get_node_ip_address()) != "127.0.0.1":
@@ -187,10 +188,8 @@ def _folder() -> Iterator[str]:
     folder = tempfile.mkdtemp(prefix="ppo-", dir=parent if len(parent) + len("/ppo-12345678") <= MAX_PATH else "/tmp")
     command = [sys.executable, "-c", REMOVE, folder]
     try:
-        with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as remover:
+        with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True):
             yield folder
-            assert remover.stdin is not None
-            remover.stdin.close()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -219,7 +218,3 @@ def cores_of_each(nodes: Sequence[int], actors: int) -> int:
             "nodes"
         )
     return max(fitting)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -50,7 +50,7 @@ class OnRay:
         """
         count, num_envs = self.collectors, config.num_envs
         if count < 1:
-            raise ConfigError(f"there cannot be {count} collectors: use 1 or more")
+            raise ConfigError(f"collectors={count} is out of range: it must be 1 or more")
         if num_envs % count:
             nearest = max(1, round(num_envs / count)) * count
             raise ConfigError(
@@ -87,8 +87,8 @@ def check_envs(
     """Checks that the envs of a run fit its policies, and writes their spaces to the folder of a new run.
 
     `given` says whether the envs were passed to `ppo.train` instead of being made from `config.env`. Calls `warn` with
-    a message for each image that no CNN reads. Raises ConfigError if the policies are for other
-    spaces. `ppo.trainer.run_training` explains the other arguments.
+    a message for each image that no CNN reads. Raises ConfigError if the policies are for other spaces.
+    `ppo.trainer.run_training` explains the other arguments.
     """
     spaces = collector.spaces
     if resume:

@@ -111,7 +111,7 @@ class Config:
     report_interval: Annotated[int, Setting("run", AT_LEAST_1, resumable=True, help=
         "Env-steps between reports.")] = 10_000
     checkpoint_interval: Annotated[int, Setting("run", AT_LEAST_1, resumable=True, help=
-        "Env-steps, or ten minutes if that is less, between checkpoints.")] = 200_000
+        "Env-steps between checkpoints. One is also due after ten minutes.")] = 200_000
     eval_interval: Annotated[int | None, Setting("run", AT_LEAST_1, resumable=True, help=
         "Env-steps between evaluations. A checkpoint precedes each. None: one at the end.")] = None
     info_metrics: Annotated[tuple[str, ...], Setting("run", resumable=True, help=

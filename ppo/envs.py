@@ -151,9 +151,10 @@ def _check_given(config: Config, source: gym.vector.VectorEnv, *, trains: bool) 
     wanted = {**vector_options(config), "num_envs": config.num_envs}
     names = ["autoreset_mode", "info_keys"] + (["num_envs", "num_slots", "on_worker_death"] if trains else [])
     given = {name: getattr(source, name, None) for name in names if name in wanted}
-    if any(given[name] != wanted[name] for name in given):
+    needed = {name: wanted[name] for name in given}
+    if given != needed:
         raise ConfigError(
-            f"the vector env has {given}, but ppo needs { ({name: wanted[name] for name in given}) }: build it as "
+            f"the vector env has {given}, but ppo needs {needed}: build it as "
             "vecenv.AsyncVectorEnv(env_fns, **ppo.vector_options(config)), or pass env_fns instead"
         )
     boxes = [leaf for _, leaf in leaves(source.single_action_space) if isinstance(leaf, gym.spaces.Box)]
@@ -299,9 +300,9 @@ def _normalizers_of(env: Any) -> list[str]:
 def time_limit_of(envs: Envs) -> int:
     """Returns the number of steps after which all envs truncate an episode, as far as it is known; otherwise 0."""
     limits: Sequence[int | None] = [None]
-    try:
+    if not isinstance(envs.env_fns, vecenv.Batched):
         limits = envs.apply(_time_limit)
-    except TypeError:  # they are stepped in one call
+    else:
         with contextlib.suppress(AttributeError):
             limits = envs.get_attr("max_episode_steps")
     return max(limit or 0 for limit in limits)

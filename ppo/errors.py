@@ -1,8 +1,6 @@
-"""Exceptions for everything that can go wrong in a run, and an error's message in one line."""
+"""Exceptions for everything that can go wrong in a run, and the first line of an error's message."""
 
 from __future__ import annotations
-
-import vecenv
 
 
 class RunError(RuntimeError):
@@ -17,8 +15,6 @@ class NothingAllowed(ValueError):
     """An action mask forbids every action; the message names the env."""
 
 
-def sentence_of(error: Exception) -> str:
-    """Returns the message of an error as one line. For an `EnvError`, this is the last line of its traceback."""
-    if not isinstance(error, vecenv.VecEnvError):
-        return f"{type(error).__name__}: {error}"
-    return str(error).split("\nraised by env")[0].strip().splitlines()[-1]
+def first_line(error: Exception) -> str:
+    """Returns the first line of an error's message, without a full stop; the name of its type if there is none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from gymnasium.error import Error as GymnasiumError
 
 from vecenv import opengl
+from vecenv.ids.named_wrapper import NamedWrapper
 from vecenv.ids.specs import load_spec
 from vecenv.kwargs import from_words
 from vecenv.resources import available_cores
@@ -79,6 +80,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             check_numbers(chosen.num_envs, chosen.num_workers, chosen.seconds)
             load_spec(chosen.env)
             chosen.env_kwargs = from_words(chosen.env_kwargs)
+            for text in chosen.wrappers:
+                NamedWrapper(text).load()
         except (GymnasiumError, ValueError) as error:
             words.error(str(error))
         _measure(chosen)

@@ -55,7 +55,7 @@ class SharedMemoryFull(VecEnvError, MemoryError):
     Attributes:
         needed_bytes: Size of the requested block; None if it is unknown.
         available_bytes: Memory that was available; None if it is unknown.
-        limit: What has no room for the block, such as "the shared memory in /dev/shm"; None if it is unknown.
+        limit: What is too small for the block, such as "the shared memory in /dev/shm"; None if it is unknown.
     """
 
     def __init__(
@@ -83,6 +83,15 @@ class OtherForm(VecEnvError):
 
 class EpisodeOver(ResetNeeded, AssertionError):
     """An env with autoreset mode `DISABLED` was stepped after its episode ended. An AssertionError, as in Gymnasium."""
+
+
+def in_one_line(error: Exception) -> str:
+    """Returns an error as one line. For an `EnvError`, this is the last line of its traceback."""
+    if isinstance(error, VecEnvError):
+        lines = str(error).partition("\nraised by env")[0].strip().splitlines()[-1:]
+    else:
+        lines = f"{type(error).__name__}: {error}".splitlines()[:1]
+    return lines[0] if lines else type(error).__name__
 
 
 def env_error(exception_type: type[BaseException] | None, message: str) -> EnvError:

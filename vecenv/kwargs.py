@@ -34,9 +34,13 @@ def from_words(words: Sequence[str]) -> dict[str, Any]:
     return found
 
 
+def _refused(constant: str) -> None:
+    raise ValueError(f"JSON has no {constant}")
+
+
 def _json(text: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_refused)
     except ValueError as error:
         raise ValueError(
             f'{text!r} is not JSON ({error}): write keys and strings in double quotes, \'{{"key": "text"}}\''
@@ -47,7 +51,7 @@ def _value(key: str, text: str) -> Any:
     if text in PYTHONS:
         return PYTHONS[text]
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_refused)
     except ValueError as error:
         if text[:1] in ("{", "[", '"'):
             raise ValueError(f"the value of {key!r}, {text}, is not JSON ({error})") from error

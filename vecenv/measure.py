@@ -15,7 +15,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
-from vecenv.errors import EnvError
+from vecenv.errors import in_one_line
 from vecenv.make import make, make_single
 from vecenv.resources import available_cores
 from vecenv.vector.async_vector_env import AsyncVectorEnv
@@ -79,7 +79,9 @@ class Measurement:
         lines += [self.advice] if self.advice else []
         base = self.rates.get(SYNC)
         if base and max(base) > BUSY * min(base):
-            lines.append(f"Other programs disturb this: {SYNC} varies by {max(base) / min(base):.1f} x. Measure again.")
+            lines.append(
+                f"Other programs distort this: {SYNC} varies by a factor of {max(base) / min(base):.1f}. Measure again."
+            )
         return "\n".join(lines)
 
 
@@ -129,14 +131,19 @@ def measure(
                 envs.step(envs.action_space.sample())
                 measured[name] = envs
             except Exception as error:
-                cause = _cause(error)
+                cause = in_one_line(error)
                 if name == IN_ONE_CALL and cause in errors.values():
                     continue  # most likely `make` built single envs, which have failed already
                 errors[name] = cause
+        turn_s = seconds * 3 / 4 / TURNS / max(1, len(measured))
         rates: dict[str, list[float]] = {name: [] for name in measured}
         for _ in range(TURNS):
-            for name, envs in measured.items():
-                rates[name].append(_rate(envs, seconds * 3 / 4 / TURNS / len(measured)))
+            for name in list(rates):
+                try:
+                    rates[name].append(_rate(measured[name], turn_s))
+                except Exception as error:
+                    errors[name] = in_one_line(error)
+                    del rates[name]
     return Measurement(step_s, reset_s, rates, errors, _advice(waiting, num_envs, counts))
 
 
@@ -149,13 +156,6 @@ def check_numbers(num_envs: int, num_workers: Sequence[int] | None, seconds: flo
             raise ValueError(f"num_workers={workers} is out of range: it must be 0 to {num_envs}, the number of envs")
     if not 0 < seconds < math.inf:
         raise ValueError(f"seconds={seconds} is out of range: it must be positive and finite")
-
-
-def _cause(error: Exception) -> str:
-    """Returns an error as one line. For an `EnvError`, this is the last line of its traceback."""
-    if isinstance(error, EnvError):
-        return str(error).partition("\nraised by env")[0].strip().splitlines()[-1]
-    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def worker_counts(num_envs: int) -> list[int]:
@@ -177,7 +177,7 @@ def _advice(waiting: float, num_envs: int, num_workers: Sequence[int]) -> str:
 
 
 def _alone(make_one: Callable[[], gym.Env], seconds: float) -> tuple[list[float], list[float], float]:
-    """Returns the seconds of each step and of each reset of one env, and for which share of the time it waits.
+    """Returns the seconds of each step and of each reset of one env, and the share of the time that it waits.
 
     The env is stepped at least ten times.
     """
@@ -198,7 +198,7 @@ def _alone(make_one: Callable[[], gym.Env], seconds: float) -> tuple[list[float]
 
 
 def _waiting_since(before: resource.struct_rusage, seconds: float) -> float:
-    """Returns for which share of these seconds this process used no core, 0 if other programs were the reason."""
+    """Returns the share of these seconds in which this process used no core; 0 if other programs kept it from one."""
     after = resource.getrusage(resource.RUSAGE_SELF)
     if after.ru_nvcsw - before.ru_nvcsw <= after.ru_nivcsw - before.ru_nivcsw:  # more often interrupted than waiting
         return 0.0

@@ -144,7 +144,5 @@ def approximate_kl(*, log_probs: tf.Tensor, old_log_probs: tf.Tensor, weights: t
 
 def standardize(x: tf.Tensor, weights: tf.Tensor | None = None) -> tf.Tensor:
     """Returns `x: [B]` shifted to mean 0 and scaled to standard deviation 1. See `mean` for the weights."""
-    if weights is None:
-        return (x - tf.reduce_mean(x)) / (tf.math.reduce_std(x) + EPSILON)
     centered = x - mean(x, weights)
     return centered / (tf.sqrt(mean(tf.square(centered), weights)) + EPSILON)

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from ppo.errors import NothingAllowed, TrainingDiverged
-from ppo.model.observations import ACTION_MASK, Observations, invalid
+from ppo.model.observations import Observations, invalid
 from vecenv.ingraph import Rollout
 from vecenv.tree import leaves, pick
+from vecenv.wrappers import ACTION_MASK
 
 
 def check_rollout(
@@ -120,5 +121,9 @@ def _first(bad: np.ndarray) -> tuple[int, int] | None:
 
 def _where(at: tuple[int, int], name: str, did: str, members: Sequence[str] = ()) -> str:
     step, row = at
-    who = f"agent {members[row % len(members)]!r} of env {row // len(members)}" if members else f"env {row}"
-    return f"{who} {did} at step {step} of {name}."
+    return f"{owner_of(row, members)} {did} at step {step} of {name}."
+
+
+def owner_of(row: int, members: Sequence[str]) -> str:
+    """Returns the name of a row of a batch: its env, and its agent if the env has several, the `members` of a team."""
+    return f"agent {members[row % len(members)]!r} of env {row // len(members)}" if members else f"env {row}"

@@ -25,9 +25,7 @@ from ppo.config import Config, ConfigError
 from ppo.model.networks import CNNS, cnn_for
 from ppo.model.normalize import ImageNormalizer, ObservationNormalizer, RunningMoments, Statistics
 from vecenv.tree import FIXED_SPACES, Path, leaves, name_of, nest, pick
-
-ACTION_MASK = "action_mask"
-"""Key of a Dict observation whose entries are nonzero where a discrete action is allowed."""
+from vecenv.wrappers import ACTION_MASK
 
 SMALL_IMAGE = 36
 """Height or width, in pixels, below which an image is small. Small images are normalized per channel, others per

@@ -16,6 +16,7 @@ from ppo.config import Config, ConfigError
 from ppo.envs import EnvSource, distinct, evaluation_envs, mask_warning, spaces_of, time_limit_of
 from ppo.errors import TrainingDiverged
 from ppo.model.agent import Agent
+from ppo.model.checks import owner_of
 from ppo.policies.policy import load_agent
 from ppo.run import infos
 from ppo.run.checkpoint import LATEST, number_in
@@ -82,9 +83,8 @@ class _Player:
     def observe(self, results: StepResult, over: np.ndarray) -> None:
         """Takes the team's results of a step, and whether the episode of each env ended, `bool[M]`."""
         observations, rewards, terminated, truncated, _ = results
-        members = self.members
         for row in np.flatnonzero(~np.isfinite(rewards)).tolist():
-            who = f"agent {members[row % len(members)]!r} of env {row // len(members)}" if members else f"env {row}"
+            who = owner_of(row, self.members)
             raise TrainingDiverged(f"{who} returned reward {rewards[row]} in an evaluation. Fix the env.")
         ended, began = (terminated | truncated) & self._alive, np.repeat(over, self.returns.shape[1])
         self.returns += self._earned(ended)  # an agent that enters again adds to its return

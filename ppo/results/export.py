@@ -21,7 +21,7 @@ import tensorflow as tf
 from gymnasium import spaces
 
 from ppo.config import ConfigError
-from ppo.errors import RunError
+from ppo.errors import RunError, first_line
 from ppo.model.agent import Agent
 from ppo.policies.policy import Policy, load_agent
 from ppo.run.checkpoint import LATEST
@@ -248,9 +248,8 @@ def export(
     except (OSError, tf.errors.OpError) as error:
         raise ExportError(f"cannot write {target}: {error}. Choose another folder (--outdir).") from error
     except Exception as error:  # the types of converters' and runtimes' errors are private
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
         remedy = "" if format == "savedmodel" else " Export a savedmodel instead."
-        raise ExportError(f"this policy cannot be exported as {format}: {reason}.{remedy}") from error
+        raise ExportError(f"this policy cannot be exported as {format}: {first_line(error)}.{remedy}") from error
     if format == "savedmodel" and is_pattern(target):
         warn(f"TensorFlow cannot load from {target}, because it takes brackets and backslashes for a pattern: move it")
     return target, difference

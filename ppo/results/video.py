@@ -24,8 +24,9 @@ import numpy as np
 
 import vecenv
 from ppo.config import Config, ConfigError
-from ppo.errors import RunError, sentence_of
+from ppo.errors import RunError
 from ppo.run.folder import Run, part_of
+from vecenv.errors import in_one_line
 from vecenv.opengl import ADVICE, backends, why_not
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ def record(
             raise VideoError(
                 f"{players.config.env} cannot be rendered with MUJOCO_GL={backend}: {reason}. {ADVICE}"
             ) from error
-        raise VideoError(f"{players.config.env} could not be recorded: {sentence_of(error)}{hint}") from error
+        raise VideoError(f"{players.config.env} could not be recorded: {in_one_line(error)}{hint}") from error
     except OSError as error:
         raise VideoError(f"cannot write videos into {folder}: {error}. Choose another folder (--outdir).") from error
 

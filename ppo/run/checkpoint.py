@@ -17,7 +17,7 @@ import tensorflow as tf
 
 import vecenv
 from ppo.algorithm.teams import Team
-from ppo.errors import RunError
+from ppo.errors import RunError, first_line
 from ppo.model.agent import Agent
 from ppo.model.normalize import RunningMoments
 from ppo.run.folder import readable, sync
@@ -28,7 +28,7 @@ ENV_STATES = "envs.npz"
 ACTIONS = "actions.npz"
 KEEP = 3  # checkpoints, because an older one is restored if the newest is damaged
 LATEST, BEST = "latest", "best"
-OLD_BEST = f"old_{BEST}"  # exists if a process was killed while it replaced `best`
+OLD = "old_"  # prefix of a checkpoint that is being replaced, which counts if the process was killed meanwhile
 
 NUM_ROWS = 16
 RELATIVE, FLIPPED = 1e-3, 0.1
@@ -68,8 +68,7 @@ class Checkpoints:
         final = self._folder / (BEST if best else f"step_{step:012d}")
         part = self._folder / f"part_{secrets.token_hex(8)}"  # a name that nobody can guess, so it is not a link
         try:
-            killed = (*self._folder.glob("part_*"), *self._folder.glob("old_step_*"))
-            for stale in killed:  # of a process that was killed
+            for stale in self._folder.glob("part_*"):  # of a process that was killed
                 shutil.rmtree(stale, ignore_errors=True)
             self._folder.mkdir(exist_ok=True)  # without parents: a deleted run folder must not be recreated
             part.mkdir()
@@ -81,13 +80,15 @@ class Checkpoints:
                 np.savez_compressed(part / ACTIONS, allow_pickle=False, **actions)
             for file in part.iterdir():
                 sync(file)
-            replaced = self._folder / f"old_{final.name}"
+            replaced = self._folder / f"{OLD}{final.name}"
             if final.exists():  # an earlier best, or a checkpoint that is damaged or lacks the states of the envs
                 shutil.rmtree(replaced, ignore_errors=True)
                 os.rename(final, replaced)
             os.rename(part, final)
             sync(self._folder)
-            shutil.rmtree(replaced, ignore_errors=True)
+            for old in self._folder.glob(f"{OLD}*"):
+                if (self._folder / old.name.removeprefix(OLD)).exists():
+                    shutil.rmtree(old, ignore_errors=True)
         except (OSError, tf.errors.OpError) as error:
             shutil.rmtree(part, ignore_errors=True)
             raise RunError(f"cannot write checkpoint {final}: {error}. Older checkpoints are unchanged.") from error
@@ -123,10 +124,9 @@ class Checkpoints:
                 check(path)
                 return {**progress, "checkpoint": path.name}
             except (OSError, ValueError, TypeError, LookupError, AssertionError, tf.errors.OpError) as error:
-                reason = (str(error).splitlines() or [type(error).__name__])[0]
                 warn(
                     f"cannot restore checkpoint {path}: it is damaged, or from other settings or another version of "
-                    f"ppo: {reason}"
+                    f"ppo: {first_line(error)}"
                 )
         raise RunError(
             f"no checkpoint in {self._folder} can be restored: all {len(found)} are damaged, or from other settings or "
@@ -168,7 +168,8 @@ def _env_states(path: Path) -> dict[str, Any]:
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Returns the complete checkpoints in a folder, oldest first."""
-    return sorted(path for path in folder.glob("step_*") if path.is_dir())
+    found = {path.name.removeprefix(OLD): path for name in (f"{OLD}step_*", "step_*") for path in folder.glob(name)}
+    return [path for _, path in sorted(found.items()) if path.is_dir()]
 
 
 def chosen(folder: Path, which: str | int) -> list[Path]:
@@ -182,8 +183,8 @@ def chosen(folder: Path, which: str | int) -> list[Path]:
         return found
     if which == LATEST:
         raise RunError(f"{folder} holds no checkpoint: the run ended before its first one. Start a new run.")
-    named = {path.name.removeprefix("step_").lstrip("0") or "0": path for path in found}
-    for best in (folder / OLD_BEST, folder / BEST):
+    named = {path.name.rpartition("_")[2].lstrip("0") or "0": path for path in found}
+    for best in (folder / f"{OLD}{BEST}", folder / BEST):
         if best.is_dir():
             named[BEST] = best
     if str(which) not in named:

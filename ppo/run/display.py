@@ -63,8 +63,9 @@ class Output:
 class Display(Callback):
     """Prints a line per report, evaluation and warning, and shows what is being done.
 
-    A terminal has a live bar below the lines. Elsewhere, a line follows each silence of `SILENCE_S` seconds. Both exist
-    while the context is open. A signal handler cannot print safely, so a thread says that a run was told to stop.
+    A terminal has a live bar below the lines. Elsewhere, a line follows each silence of `SILENCE_S` seconds. The bar
+    and these lines appear only inside the context. A signal handler cannot print safely, so a thread says that a run
+    was told to stop.
     """
 
     def __init__(self, console: Console) -> None:
@@ -182,12 +183,14 @@ def console_on(stream: Any) -> Console:
 
 def display_for(progress: bool) -> AbstractContextManager[Callback]:
     """Returns the display of a run on stdout, or a callback that shows nothing."""
-    return nullcontext(Callback()) if progress is False else Display(console_on(sys.stdout))
+    return Display(console_on(sys.stdout)) if progress else nullcontext(Callback())
 
 
 def short(path: Path) -> str:
     """Returns a path for messages. A path below the current folder becomes relative to it."""
-    below = str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+    below = str(path)
+    with suppress(OSError, ValueError):  # the current folder is gone, or the path is elsewhere
+        below = str(path.relative_to(Path.cwd()))
     return f"./{below}" if below.startswith("-") else below
 
 

@@ -136,7 +136,7 @@ class Run:
     def check_begun(self) -> None:
         """Raises RunError if the run ended before its first checkpoint."""
         # The first evaluation may precede the first periodic checkpoint.
-        found = any(path.name.startswith(("step_", "best", "old_best")) for path in self.checkpoints.glob("*"))
+        found = any(path.name.startswith(("step_", "best", "old_")) for path in self.checkpoints.glob("*"))
         if not found or not (self.path / "spaces.json").exists():
             raise RunError(f"{self.path} holds nothing to load: it ended before its first checkpoint. Start a new run.")
 

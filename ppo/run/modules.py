@@ -1,7 +1,7 @@
 """The modules that a run names. A loaded run imports them only if the user trusts it, and never from its own folder.
 
-A module that is already imported needs trust, too: a run names any function of it, with arguments, such as
-"subprocess:run".
+A module that is already imported needs trust, too, because a run can name any of its functions, with
+arguments, such as "subprocess:run".
 """
 
 from __future__ import annotations

@@ -76,6 +76,6 @@ class Progress:
     def load(self, values: Mapping[str, Any]) -> None:
         """Restores a result of `to_json`."""
         self.updates = values["update"]
-        self.unreported = values.get("unreported")  # optional: older checkpoints follow their reports
+        self.unreported = values["unreported"]
         self.episodes.load(values["episodes"])
         self.clock = Clock(values["wall_s"], self.env_steps)

@@ -18,12 +18,13 @@ from ppo.algorithm.collector import Collector
 from ppo.algorithm.schedules import schedule_change
 from ppo.callbacks import Callback
 from ppo.config import Config, ConfigError
-from ppo.errors import RunError, sentence_of
+from ppo.errors import RunError
 from ppo.run.checkpoint import Checkpoints, Recorded
 from ppo.run.folder import Run
 from ppo.run.progress import Progress
 from ppo.run.signals import Stop
 from ppo.run.status import Status
+from vecenv.errors import in_one_line
 
 OVERDUE_S = 600.0  # seconds after which a checkpoint follows, however few env-steps the run has taken
 
@@ -38,8 +39,8 @@ class Newest:
 
     Attributes:
         env_steps: Env-steps of the run that it holds.
-        complete: Whether a second checkpoint at these env-steps would hold no more. This is so if the checkpoint holds
-            the states of the envs, if they can never be saved, or if it was the last attempt to save them.
+        complete: Whether another checkpoint at these env-steps could not hold more: this one holds the states of the
+            envs, they can never be saved, or it was the last attempt to save them.
         states: The states of the envs that a resumed run has read from it; None once the envs continue from them.
         why_fresh: Why it holds no states of the envs, for a run that resumes from it; None if it holds them.
     """
@@ -68,7 +69,7 @@ class SavedStates:
 
     @property
     def settled(self) -> bool:
-        """Whether another attempt would find no more."""
+        """Whether another attempt could not find more."""
         return self.content is not None or self.never
 
 
@@ -105,7 +106,7 @@ class EnvStates:
         except (vecenv.WorkerDied, vecenv.StateError, multiprocessing.TimeoutError) as error:
             return SavedStates(why_fresh=str(error), fault=error)
         except Exception as error:  # an env's exception must not prevent the checkpoint
-            reason = sentence_of(error)
+            reason = in_one_line(error)
             self._warn_once(
                 "checkpoints will not hold the states of the envs until this changes, so a resumed run begins fresh "
                 "episodes",
@@ -132,7 +133,7 @@ class EnvStates:
             except vecenv.WorkerDied:
                 raise
             except Exception as error:  # a run can continue without them
-                cause, why_fresh = "their states cannot be restored", sentence_of(error)
+                cause, why_fresh = "their states cannot be restored", in_one_line(error)
         if why_fresh is not None:
             self._warn_once(f"the envs begin fresh episodes, because {cause}", why_fresh)
         return False

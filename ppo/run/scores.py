@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,17 +73,6 @@ class Evaluation:
             "functions": self.functions.tolist(),
             "deterministic": self.deterministic,
         }
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Evaluation:
-        """Returns the evaluation with the given result of `to_json`."""
-        of_infos, agents = (
-            {name: np.array(column, np.float64) for name, column in values[group].items()}
-            for group in ("infos", "agents")
-        )
-        returns, lengths = np.array(values["returns"]), np.array(values["lengths"])
-        functions = np.array(values["functions"], np.int64)
-        return cls(returns, lengths, of_infos, agents, functions, values["deterministic"])
 
     def _means(self) -> dict[str, float]:
         """Returns the means of infos, agents and functions."""

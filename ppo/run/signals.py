@@ -30,7 +30,7 @@ batch system may send it together with SIGTERM, and the kernel repeats SIGXCPU e
 
 SAME_S = 0.1  # seconds within which signals count as one; `timeout` and batch systems send each twice
 
-PYTHON_S = 0.5  # seconds after which the main thread, if it has not handled a signal, is taken to be inside C++
+PYTHON_S = 0.5  # seconds after which the main thread, if it has not handled a signal, is assumed to be in C++
 
 
 class Stop(threading.Event):

@@ -77,19 +77,16 @@ def describe(env: Any) -> list[dict[str, Any]]:
         name = kind.__name__ if module.startswith(GYMNASIUM) else f"{module}:{kind.__name__}"
         if (changes := _changes(name, kind)) is not None:
             inside = {part: _described(getattr(inner, f"{part.removesuffix('s')}_space")) for part in changes}
-            kwargs = json.loads(json.dumps(getattr(wrapper, "_saved_kwargs", {}), default=_plain))
+            kwargs = json.loads(json.dumps(getattr(wrapper, "_saved_kwargs", {}), default=_plain, skipkeys=True))
             found.append({"name": name, "kwargs": kwargs, "changes": changes, "inside": inside})
     return found[::-1]
 
 
 def describe_each(config: Config, envs: Any) -> list[list[dict[str, Any]]]:
     """Returns the result of `describe` for each env; nothing for several agents or an env that steps all rows."""
-    if config.is_multi_agent:
+    if config.is_multi_agent or isinstance(envs.env_fns, vecenv.Batched):
         return []
-    try:
-        return envs.apply(describe)
-    except TypeError:  # a vector env has no wrappers of single envs
-        return []
+    return envs.apply(describe)
 
 
 def agreed(each: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from gymnasium.error import DependencyNotInstalled
 
 import vecenv
 from tests.helpers import CountingEnv, subclasses_of
+from vecenv.errors import in_one_line
 from vecenv.workers.messenger import BadMessage
 
 ROUND_TRIPS = {
@@ -114,3 +115,20 @@ def test_every_exception_of_the_package_survives_pickling():
         found = pickle.loads(pickle.dumps(error))
         assert type(found) is kind and str(found) == str(error) and vars(found) == vars(error), kind
     assert {"StateError", "RuleBroken", "RowsLate", "OtherForm"} <= {kind.__name__ for kind in kinds}
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ValueError("two\nlines"), "ValueError: two"),
+        (ValueError(), "ValueError: "),
+        (vecenv.NotRestorable(), "NotRestorable"),
+        (vecenv.NotRestorable("env 0 has a thread"), "env 0 has a thread"),
+        (
+            vecenv.EnvError("env 0 raised:\n\nTraceback ...\nKeyError: 1\nraised by env 0 during step\n\nFix"),
+            "KeyError: 1",
+        ),
+    ],
+)
+def test_an_error_in_one_line_names_its_cause(error, expected):
+    assert in_one_line(error) == expected

@@ -19,6 +19,7 @@ from vecenv.kwargs import from_words
           "j": "00.5", "k": "\u0663.5"}),
         (["a=", "b=x=y", "c=-1"], {"a": "", "b": "x=y", "c": -1}),
         (['{"a": 1}', "a=2"], {"a": 2}),
+        (["a=Infinity", "b=-Infinity", "c=NaN"], {"a": "Infinity", "b": "-Infinity", "c": "NaN"}),
         ([], {}),
     ],
 )  # fmt: skip
@@ -32,6 +33,7 @@ def test_words_are_pairs_or_json(words, expected):
     [
         ("{a: 1}", r"'{a: 1}' is not JSON \(.*\): write keys and strings in double quotes"),
         ("a=[1, 2", r"the value of 'a', \[1, 2, is not JSON"),
+        ('{"a": NaN}', r"is not JSON \(JSON has no NaN\)"),
         ("a", "'a' is neither KEY=VALUE nor a JSON object"),
         ("a-b=1", "neither KEY=VALUE"),
     ],

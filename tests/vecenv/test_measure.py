@@ -6,6 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from tests.helpers import CountingEnv
 from vecenv import __main__
 from vecenv.measure import SYNC, Measurement, measure, worker_counts
 
@@ -74,6 +75,27 @@ def test_a_vector_env_that_fails_is_reported_and_the_others_are_measured():
     assert "Fastest: vecenv, 2 workers.\n" in str(found)
 
 
+class EndsInWorkers(CountingEnv):
+    """Raises an error in a late step in any process except one."""
+
+    def __init__(self, process):
+        super().__init__(0)
+        self.process, self.taken = process, 0
+
+    def step(self, action):
+        self.taken += 1
+        if os.getpid() != self.process and self.taken > 20:
+            raise RuntimeError("the simulator is gone")
+        return super().step(action)
+
+
+def test_a_vector_env_that_fails_late_is_reported_and_the_others_are_measured():
+    name = "tests.vecenv.test_measure:EndsInWorkers"
+    found = measure(name, num_envs=2, num_workers=[0, 2], seconds=0.5, process=os.getpid())
+    assert found.errors == {"vecenv, 2 workers": "RuntimeError: the simulator is gone"}
+    assert list(found.rates) == [SYNC, "vecenv, 0 workers"] and all(len(each) == 5 for each in found.rates.values())
+
+
 def test_the_error_of_an_env_in_a_worker_is_reported_with_its_cause_and_only_once(monkeypatch):
     monkeypatch.setattr(OnePerProcess, "owner", None)  # the envs of a failed vector env are not closed
     found = measure("tests.vecenv.test_measure:OnePerProcess", num_envs=2, num_workers=[1], seconds=0.1)
@@ -100,7 +122,7 @@ def test_a_gain_is_the_ratio_of_speeds_in_the_same_turn():
     assert "a step takes 2 us (90% of them 2 to 9e+03); a reset takes 1 ms" in printed
     assert "ours                                  250   1.75 x   1.50 to 2.00" in printed
     assert "Fastest: ours, 1.75 times as fast" in printed
-    assert "SyncVectorEnv varies by 2.0 x. Measure again." in printed
+    assert "SyncVectorEnv varies by a factor of 2.0. Measure again." in printed
     slower = str(Measurement([2e-6], [1e-3], {SYNC: [100.0], "ours": [90.0]}, {}))
     assert f"Fastest: {SYNC}. Next: ours, 0.90 times as fast." in slower
 

@@ -1,7 +1,7 @@
 """Builds the envs of an id in one of its two forms: single envs, or one vector env that steps all envs in one call.
 
 A form is known for certain only where it is built, which may be in a worker. If that turns out to be the wrong form,
-the builder raises an `OtherForm`, which reaches the caller of `vecenv.make` as it is, also from a worker.
+the builder raises an `OtherForm`, which reaches the caller of `vecenv.make` unchanged, even from a worker.
 """
 
 from __future__ import annotations

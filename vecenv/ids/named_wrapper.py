@@ -65,12 +65,8 @@ class NamedWrapper:
         # Workers have another `__main__`, so they get what the name refers to in this process.
         self._in_main = getattr(sys.modules["__main__"], self.name, None) if self.module == "__main__" else None
 
-    def __call__(self, env: gym.Env) -> gym.Env:
-        """Returns the wrapped env.
-
-        Raises:
-            gymnasium.error.Error: If there is no such wrapper. The message names the nearest ones.
-        """
+    def load(self) -> Callable[..., gym.Env]:
+        """Returns the class or function. Raises gymnasium.error.Error, naming the nearest ones, if there is none."""
         module = import_module(self.module, f"wrapper {self.text!r}")
         wrapper = getattr(module, self.name, self._in_main)
         if not callable(wrapper):
@@ -78,6 +74,11 @@ class NamedWrapper:
             if self.module == _GYMNASIUMS:
                 advice += ' Name a wrapper of another package as "module:Wrapper".'
             raise gym.error.Error(f"wrapper {self.text!r}: {self.module} has no wrapper {self.name!r}.{advice}")
+        return wrapper
+
+    def __call__(self, env: gym.Env) -> gym.Env:
+        """Returns the wrapped env. Raises gymnasium.error.Error as `load` does."""
+        wrapper = self.load()
         try:
             return wrapper(env, **self.kwargs)
         except Exception as error:

@@ -56,7 +56,7 @@ class Block:
             SharedMemoryFull: If the system does not have enough memory. All pages are claimed here, because SIGBUS
                 kills a process that touches a page for which there is no memory.
         """
-        size, limits = max(size, 1), memory_limits()
+        limits = memory_limits()
         _check_room(size, limits)
         # Nothing limits an anonymous file, which may use up all memory, so its size must have been checked.
         falls_back = shared_memory and bool(limits) and hasattr(os, "memfd_create")
@@ -98,7 +98,7 @@ class Block:
         with blocking_socket(connection) as pipe:
             (descriptor,) = reduction.recvfds(pipe, 1)  # type: ignore[attr-defined]
         try:
-            return cls(mmap.mmap(descriptor, max(size, 1)))
+            return cls(mmap.mmap(descriptor, size))
         except OSError as error:
             if error.errno != errno.ENOMEM:
                 raise

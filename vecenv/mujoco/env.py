@@ -215,10 +215,10 @@ class MujocoVectorEnv(VectorEnv):
     def outcome(self, before: Any, actions: np.ndarray) -> tuple[Any, ...]:
         """Returns rewards float64[N], terminated bool[N], and infos: an array [N, ...] for each key.
 
-        Infos may be NaN where an env has no value.
         The rewards may be a dict of terms float64[N], which are added up. The info `return/TERM` is then the sum of a
-        term over the episode. A task that truncates episodes itself returns rewards, terminated, truncated and infos.
-        `before` is the result of `before_step`, and `actions` are `[N, ...]`, in the dtype that the caller passed.
+        term over the episode. Infos may be NaN where an env has no value. A task that truncates episodes itself returns
+        rewards, terminated, truncated and infos. `before` is the result of `before_step`, and `actions` are `[N, ...]`,
+        in the dtype that the caller passed.
         """
         raise NotImplementedError(
             f"{type(self).__name__} must define outcome(before, actions), which returns rewards, terminated and infos"

@@ -15,7 +15,7 @@ from vecenv.rows.infos import Column, columns_of_mask
 
 Infos = dict[str, Any]
 
-_EXAMPLE = np.random.default_rng(0)  # determines the shape of no draws
+_EXAMPLE = np.random.default_rng(0)  # gives an empty result its shape and dtype
 
 
 class Generators(tuple[Any, ...]):

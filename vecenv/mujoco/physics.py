@@ -43,7 +43,7 @@ _NAMED = ("actuator", "body", "geom", "joint", "sensor", "site", "tendon")
 
 
 class Batch(mujoco.batch.Batch):  # type: ignore[misc]
-    """A batch that records which of its fields are in use, also those that are reached by the names of objects.
+    """A batch that records which of its fields are in use, including those that a task reaches through named objects.
 
     `derived` are the fields of MjData that every call computes and that are read, and `varied` are the fields of
     MjModel with separate values for each simulation, both by name.

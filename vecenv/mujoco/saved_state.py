@@ -58,7 +58,7 @@ def restore_states(physics: Physics, episodes: Episodes, arrays: Arrays, states:
     if len(states) != num_envs:
         raise ValueError(f"set_state() needs one state for each of {num_envs} envs, but got {len(states)}")
     fingerprint = _fingerprint(physics.batch.model)
-    if any(state.get("model", fingerprint) != fingerprint for state in states):  # older states have none
+    if any(state.get("model") != fingerprint for state in states):
         raise NotRestorable("the state is of another model: since it was saved, the file or a setting has changed")
     saved = {name for state in states for name in state}
     for name in saved:

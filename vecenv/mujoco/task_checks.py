@@ -96,7 +96,7 @@ class TaskChecks:
         return actions
 
     def controls(self, returned: Any, actions: np.ndarray, frame_skip: int, stepped: np.ndarray) -> np.ndarray:
-        """Returns the result of `apply(actions)` as controls `[N, nu]`, or `[N, frame_skip, nu]`. Copies no floats."""
+        """Returns the result of `apply(actions)`, itself if it is float64, as controls `[N, (frame_skip,) nu]`."""
         num_controls = self._physics.model.nu
         if returned is actions and actions.shape == (self.num_envs, num_controls):
             return actions  # already checked
@@ -142,7 +142,7 @@ class TaskChecks:
         return {key: self._array(method, f"info {key!r} [N, ...]", values).copy() for key, values in returned.items()}
 
     def simulations(self, method: str, mask: np.ndarray) -> None:
-        """Raises InvalidRow if a method left such values in a simulation, which MuJoCo would reset without an error."""
+        """Raises InvalidRow if a method left NaN or infinity in a simulation, which MuJoCo would silently reset."""
         if self._trusted:
             return
         state = self._physics.batch.state

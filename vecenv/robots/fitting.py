@@ -59,6 +59,7 @@ def fitted(source: Model, kp: float | None = None) -> mujoco.MjSpec | mujoco.MjM
 
 
 def replace_actuators(spec: mujoco.MjSpec, ranges: np.ndarray, kp: float) -> None:
+    """Replaces a robot's actuators with position servos, one per joint, of these ranges (rad) and gain (Nm/rad)."""
     for actuator in list(spec.actuators):
         spec.delete(actuator)
     for joint, limits, torque in zip(spec.joints[1:], ranges, TORQUES * 4, strict=True):
@@ -83,6 +84,7 @@ def foot_of(model: mujoco.MjModel, leg: str) -> int:
 
 
 def add_sensors(spec: mujoco.MjSpec, feet: Sequence[mujoco.MjsGeom]) -> None:
+    """Adds the sensors that the task reads: motion and tilt of the base, contacts and motion of the feet."""
     sensor, obj = mujoco.mjtSensor, mujoco.mjtObj
     if spec.site("root") is None:
         spec.joints[0].parent.add_site(name="root", pos=[0, 0, 0])

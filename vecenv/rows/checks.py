@@ -22,10 +22,7 @@ FALSE = np.False_
 
 
 def number(reward: Any) -> float:
-    """Returns a reward as a float, or raises TypeError if it is neither a real number nor an array that holds one.
-
-    Messages of this module complete a sentence about the value.
-    """
+    """Returns a reward as a float, or raises TypeError if it is neither a real number nor an array that holds one."""
     if isinstance(reward, (numbers.Real, decimal.Decimal)) and not isinstance(reward, np.generic):
         scalar: Any = reward
     elif isinstance(reward, np.ndarray) and reward.size > 1:

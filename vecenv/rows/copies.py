@@ -58,7 +58,7 @@ def copiers(values: Sequence[Any]) -> list[Callable[[], Any]]:
 
     The copies are those that `pickle` would make. Functions are copied with their closures and defaults, but share
     their globals. Modules, classes, functions that can be imported and files in memory (`np.memmap`) are not copied.
-    Neither is what cannot be pickled: a whole value, or a variable that a function captures.
+    Values that cannot be pickled, and captured variables that cannot, are shared, too.
     """
     pages = _Pages()
     snapshots: dict[int, Callable[[], Any]] = {}

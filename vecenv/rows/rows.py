@@ -143,7 +143,7 @@ class Rows(ABC):
         """Restores what `_state_of_row` returned, except the states of the envs."""
         for row, state in enumerate(states):
             self._episodes.next_step[row] = BEGINS if state["begins"] else STEPS
-            self._episodes.restore_totals(row, state["totals"], state.get("infos", {}))
+            self._episodes.restore_totals(row, state["totals"], state["infos"])
 
     def _info_number(self, key: str, value: Any, row: int, when: str | None = None) -> float:
         """Returns the value of an info as a float, or raises an error that names the env and the step."""

@@ -189,7 +189,7 @@ def check_states(states: Any, num_envs: int, types: list[str]) -> None:
         found = f"{len(states)} states" if isinstance(states, (list, tuple)) else f"a {type(states).__name__}"
         raise ValueError(f"set_state() needs a list of {num_envs} states, one per env, but got {found}")
     for i, state in enumerate(states):
-        if not isinstance(state, dict) or not state.keys() >= {"types", "row", "totals", "env"}:
+        if not isinstance(state, dict) or not state.keys() >= {"types", "row", "totals", "env", "begins", "infos"}:
             raise ValueError(f"the state of env {i} was not returned by get_state(). Pass the list unchanged.")
         if set(state["types"]) != set(types):
             saved, here = set(state["types"]) - set(types), set(types) - set(state["types"])

@@ -41,8 +41,8 @@ def pipe_garbled(message: BadMessage, doing: str) -> VecEnvError:
     """Returns the error for a message that is no reply."""
     return VecEnvError(
         f"{message.worker} sent {message.what} during {doing}. Something else writes to the worker's pipe, for "
-        "example an env that writes to a file descriptor it has closed. Fix the env. This vector env "
-        "can now only be closed."
+        "example an env that still writes to a file descriptor that it has closed. Fix the env. This "
+        "vector env can now only be closed."
     )
 
 
@@ -77,7 +77,8 @@ def worker_failed(worker: WorkerHandle, reply: ErrorReply, *, broken: bool = Tru
     wrong_name = re.search(r"in load_spec\n.*\ngymnasium\.error\.\w+: (.*)$", reply.traceback, re.MULTILINE)
     if wrong_name and exception_type is not None and issubclass(exception_type, GymnasiumError):
         return env_error(exception_type, wrong_name[1])
-    if reply.doing not in ("construction", "worker_init"):
+    broken = broken and reply.doing not in _TO_FIX  # the constructor closes a vector env that it could not build
+    if broken:
         # Gymnasium logs these lines before it raises. It also logs the traceback, which this exception contains.
         env = worker.low if reply.env is None else reply.env
         logger.error(f"Received the following error from Worker-{env} - Shutting it down")
@@ -90,7 +91,6 @@ def worker_failed(worker: WorkerHandle, reply: ErrorReply, *, broken: bool = Tru
             f"This process has loaded the module {lost[-1]!r} (from {file}), but its workers cannot import it: put "
             "its folder on sys.path and give it the name of its file"
         )
-    broken = broken and reply.doing not in _TO_FIX  # the constructor closes a vector env that it could not build
     advice += ". This vector env can now only be closed." if broken else "."
     return env_error(
         exception_type,

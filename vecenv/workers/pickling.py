@@ -39,13 +39,8 @@ def _forget_lock() -> None:
 os.register_at_fork(after_in_child=_forget_lock)  # another thread may have held it during the fork
 
 
-def dumps(
-    value: Any,
-    remedy: str = "Pass only what can be pickled.",
-    parts: Mapping[str, Any] | None = None,
-    importable: Importable | None = None,
-) -> bytes:
-    """Returns a pickle of a value that workers can load. Many calls take less time if they share an `Importable`.
+def dumps(value: Any, remedy: str = "Pass only what can be pickled.", parts: Mapping[str, Any] | None = None) -> bytes:
+    """Returns a pickle of a value that workers can load.
 
     Raises:
         TypeError: If the value cannot be pickled. The message names each step from one of the `parts` of the value (by
@@ -53,7 +48,7 @@ def dumps(
             modules that had to be pickled by value.
         SharedMemoryFull: If there is no memory for the pickle.
     """
-    importable = importable or Importable()
+    importable = Importable()
     try:
         return _dumps(value, importable)
     except MemoryError as error:
@@ -67,7 +62,10 @@ def dumps(
 
 
 def dumps_or_none(value: Any, importable: Importable | None = None) -> bytes | None:
-    """Returns what `dumps` does, or None if the value cannot be pickled, without looking for the object to blame."""
+    """Returns what `dumps` does, or None if the value cannot be pickled, without looking for the object to blame.
+
+    Many calls take less time if they share an `Importable`.
+    """
     try:
         return _dumps(value, importable or Importable())
     except Exception:

@@ -75,6 +75,29 @@ def test_the_best_checkpoint_survives_a_kill_while_it_is_replaced(tmp_path, monk
     assert [path.name for path in tmp_path.iterdir()] == ["best"]
 
 
+def test_a_checkpoint_survives_a_kill_while_it_is_replaced(tmp_path, monkeypatch):
+    """A second save at the same env-steps adds the states of the envs."""
+    module = Module(0.0)
+    checkpoints = Checkpoints(tmp_path, module=module)
+    checkpoints.save(1, {"step": 1})
+    rename = os.rename
+
+    def renamed(source, target):
+        if source.name.startswith("part_"):
+            raise KeyboardInterrupt  # nothing is tidied up, as if the process were killed
+        rename(source, target)
+
+    for save in (1, 2):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(os, "rename", renamed)
+            checkpoints.save(save, {"step": 0})
+        assert checkpoints.restore(warn=pytest.fail)["step"] == checkpoints.restore(1, warn=pytest.fail)["step"] == 1
+    checkpoints.save(2, {"step": 2})
+    assert checkpoints.restore(warn=pytest.fail)["step"] == 2
+    checkpoints.save(1, {"step": 1})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000000000001", "step_000000000002"]
+
+
 def test_restoring_without_an_intact_checkpoint_is_an_error(tmp_path):
     for path in saved(tmp_path, 1, 2):
         (path / "state.index").write_bytes(b"")

@@ -161,6 +161,15 @@ def tell_elsewhere(**options):
     return subprocess.run([sys.executable, "-c", TELL], env=environment, timeout=60, **options)
 
 
+def test_a_path_is_short_below_the_current_folder_and_whole_elsewhere(tmp_path, monkeypatch):
+    below = tmp_path / "here"
+    below.mkdir()
+    monkeypatch.chdir(below)
+    assert [displays.short(path) for path in (below / "a", below / "-a", tmp_path)] == ["a", "./-a", str(tmp_path)]
+    below.rmdir()
+    assert displays.short(below / "a") == str(below / "a")
+
+
 def test_an_output_that_cannot_encode_a_character_gets_it_escaped():
     done = tell_elsewhere(env={"PYTHONIOENCODING": "ascii"}, capture_output=True, text=True)
     assert done.returncode == 7 and done.stdout.count("warning: Gr\\xf6\\xdfe \\u03c0\n") == 3, done.stderr

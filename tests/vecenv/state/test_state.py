@@ -463,6 +463,7 @@ def states_of(make):
         (lambda s: {}, r"a list of 3 states.*but got a dict"),
         (lambda s: [s[0], {"env": 1}, s[2]], r"state of env 1 was not returned by get_state\(\)"),
         (lambda s: [s[0], 5, s[2]], r"state of env 1 was not returned"),
+        (lambda s: [s[0], s[1], {k: v for k, v in s[2].items() if k != "begins"}], "state of env 2 was not returned"),
         (lambda s: [s[0], s[1], {**s[2], "row": None}], r"only one of envs 0 and 2 had been reset"),
         (
             lambda s: states_of(lambda: vecenv.SyncVectorEnv(counting_fns(3), float32_observations=True)),
