@@ -155,14 +155,16 @@ def test_the_config_checks_each_declared_range(name):
 
 def test_every_numeric_setting_has_a_range():
     kinds = {name: str(kind) for name, kind in TYPES.items() if "Literal" not in str(kind)}
-    assert {name for name, kind in kinds.items() if "int" in kind or "float" in kind} == set(RANGES)
+    numeric = {name for name, kind in kinds.items() if "int" in kind or "float" in kind}
+    assert numeric == set(RANGES), f"these have a range or are numeric, but not both: {numeric ^ set(RANGES)}"
 
 
 def test_every_field_declares_a_setting_that_the_docstring_documents():
     assert list(SETTINGS) == [field.name for field in dataclasses.fields(Config)]
     shown = " ".join(Config.__doc__.split())
     for name, setting in SETTINGS.items():
-        assert setting.help.endswith(".") and f"{name}: {setting.help}" in shown, name
+        assert setting.help.endswith("."), f"the help of {name} is not a sentence: end it with a period"
+        assert f"{name}: {setting.help}" in shown, name
     assert str(inspect.signature(Config)).startswith("(env: str = 'HalfCheetah-v5', total_steps: int = 1000000, ")
 
 
