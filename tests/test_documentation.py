@@ -366,9 +366,10 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in PRESETS if name n
 
 
 @pytest.mark.parametrize("preset", [*QUICK, *SLOW])
-def test_every_preset_starts(preset, tmp_path):
+def test_every_preset_starts_and_has_no_settings_without_effect(preset, tmp_path, capfd):
     words = ["--config", preset, "--total-steps", "1", "--eval-episodes", "1", "--logdir", str(tmp_path)]
     assert command("train", words) == 0
+    assert "settings have no effect" not in "".join(capfd.readouterr())
 
 
 @pytest.mark.slow

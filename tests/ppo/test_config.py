@@ -203,13 +203,6 @@ def test_changed_settings_without_effect_are_found(settings, names):
     assert [name for several in found.values() for name in several] == names
 
 
-def test_no_preset_has_settings_without_effect():
-    discrete = {"cartpole", "pong", "breakout", "paper/cartpole"}
-    for name, config in PRESETS.items():
-        images = name in ("pong", "breakout")
-        assert not config.without_effect(images=images, gaussians=name not in discrete), name
-
-
 @pytest.mark.parametrize(
     ("name", "near"), [("n_envs", "num_envs"), ("n_epochs", "epochs"), ("ent_coef", "entropy_coef")]
 )
