@@ -26,7 +26,7 @@ from vecenv.workers import protocol
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "ppo/notes.md")),
+    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "RELEASING", "SECURITY", "CHANGELOG", "ppo/notes")),
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 
@@ -185,26 +185,27 @@ OPTIONAL = {
 
 def _scripts():
     """Yields slow Python blocks, then all others, which share a process because TensorFlow loads slowly."""
-    together = []
+    together = {}
     for page in (page for page in PAGES if page.name not in ELSEWHERE):
         for number, code in enumerate(blocks(page, "python")):
             packages = next((names for text, names in OPTIONAL.items() if text in code), [])
+            name = f"{page.name}-{number}"
             if packages or _block(page, code).marks:
-                yield pytest.param([code], packages, marks=pytest.mark.slow, id=f"{page.name}-{number}")
+                yield pytest.param({name: code}, packages, marks=pytest.mark.slow, id=name)
             else:
-                together.append(code)
+                together[name] = code
     yield pytest.param(together, [], id="quick blocks")
 
 
 @pytest.mark.parametrize(("codes", "packages"), [*_scripts()])
 def test_every_python_block_runs(codes, packages, workplace):
+    """The traceback of an error names the page and the number of the block."""
     for package in packages:
         pytest.importorskip(package)
-    files = [workplace / f"block_{number}.py" for number in range(len(codes))]
-    for file, code in zip(files, codes, strict=True):
-        file.write_text(code)
+    for name, code in codes.items():
+        (workplace / name).write_text(code)
     run = "import runpy, sys\nfor file in sys.argv[1:]:\n    runpy.run_path(file, run_name='__main__')"
-    words = [sys.executable, "-c", run, *map(str, files)]
+    words = [sys.executable, "-c", run, *codes]
     environment = {**os.environ, **QUICKLY_COMPILED}
     done = subprocess.run(words, capture_output=True, text=True, timeout=280, cwd=workplace, env=environment)
     assert done.returncode == 0, done.stderr
