@@ -115,13 +115,22 @@ def workplace(tmp_path_factory):
     return folder
 
 
-def _block(page, block):
-    """Marks blocks slow that train, except in the README and mujoco.md, or that train on images or measure."""
+def _blocks(page, language):
+    """Returns the blocks of a page, named by the page and a number.
+
+    Those that train, except in the README and mujoco.md, or that train on images or measure, are marked slow.
+    """
+    return [
+        pytest.param(block, marks=pytest.mark.slow if _is_slow(page, block) else (), id=f"{page.name}-{number}")
+        for number, block in enumerate(blocks(page, language))
+    ]
+
+
+def _is_slow(page, block):
     trains = page.name not in ("README.md", "mujoco.md") and any(
         word in block for word in ("ppo train", "ppo.train(", "-m pytest")
     )
-    takes_long = any(word in block for word in ("benchmarks", "sweep", "pong", "breakout"))
-    return pytest.param(block, marks=pytest.mark.slow if trains or takes_long else ())
+    return trains or any(word in block for word in ("benchmarks", "sweep", "pong", "breakout"))
 
 
 def _outside_xdist():
@@ -154,7 +163,7 @@ def test_the_readmes_test_command_runs_unaltered(tmp_path):
     assert str(folder) in (installed / "direct_url.json").read_text()
 
 
-@pytest.mark.parametrize("block", [_block(page, block) for page in PAGES for block in blocks(page, "sh")])
+@pytest.mark.parametrize("block", [block for page in PAGES for block in _blocks(page, "sh")])
 def test_every_command_runs(request, block, workplace, monkeypatch):
     """`SHIM` says what runs. The `ppo` commands of quick blocks run in this process, as TensorFlow loads slowly."""
     bin, commands = workplace / ".venv" / "bin", workplace / "commands"
@@ -187,13 +196,13 @@ def _scripts():
     """Yields slow Python blocks, then all others, which share a process because TensorFlow loads slowly."""
     together = {}
     for page in (page for page in PAGES if page.name not in ELSEWHERE):
-        for number, code in enumerate(blocks(page, "python")):
+        for block in _blocks(page, "python"):
+            (code,) = block.values
             packages = next((names for text, names in OPTIONAL.items() if text in code), [])
-            name = f"{page.name}-{number}"
-            if packages or _block(page, code).marks:
-                yield pytest.param({name: code}, packages, marks=pytest.mark.slow, id=name)
+            if packages or block.marks:
+                yield pytest.param({block.id: code}, packages, marks=pytest.mark.slow, id=block.id)
             else:
-                together[name] = code
+                together[block.id] = code
     yield pytest.param(together, [], id="quick blocks")
 
 
