@@ -135,8 +135,8 @@ def read(study: Study, results: Path) -> dict[str, Any]:
     record["settings"] = {name: record["settings"].get(name, default) for name, default in defaults.items()}
     if changed := [name for name in planned if record[name] != planned[name]]:
         raise SystemExit(
-            f"error: {file} holds runs with different {' and '.join(changed)}. Move or delete it to train with the "
-            "current settings."
+            f"error: {file} holds runs with different {' and '.join(changed)}: a default, a preset or the study has "
+            "changed. Delete it, and run `python -m benchmarks.learning` to train again."
         )
     return record
 

@@ -63,7 +63,8 @@ class Setting:
     """The metadata of a field of `Config`, declared with `Annotated` next to the type and the default.
 
     Attributes:
-        group: Heading of the setting's flag in `ppo train --help`.
+        group: Heading of the setting's flag in `ppo train --help`. Settings of "network" must equal those of the
+            run in `init_from`, and settings of "agents" need an env with several agents.
         range: The valid numbers, or the valid entries of a tuple. None if the setting is not numeric.
         help: What the setting does, in one or two short sentences.
         resumable: Whether a resumed run may change it.

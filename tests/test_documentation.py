@@ -26,7 +26,7 @@ from vecenv.workers import protocol
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "ppo/notes.md")),
+    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "RELEASING", "SECURITY", "CHANGELOG", "ppo/notes")),
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 
@@ -115,13 +115,22 @@ def workplace(tmp_path_factory):
     return folder
 
 
-def _block(page, block):
-    """Marks blocks slow that train, except in the README and mujoco.md, or that train on images or measure."""
+def _blocks(page, language):
+    """Returns the blocks of a page, named by the page and a number.
+
+    Those that train, except in the README and mujoco.md, or that train on images or measure, are marked slow.
+    """
+    return [
+        pytest.param(block, marks=pytest.mark.slow if _is_slow(page, block) else (), id=f"{page.name}-{number}")
+        for number, block in enumerate(blocks(page, language))
+    ]
+
+
+def _is_slow(page, block):
     trains = page.name not in ("README.md", "mujoco.md") and any(
         word in block for word in ("ppo train", "ppo.train(", "-m pytest")
     )
-    takes_long = any(word in block for word in ("benchmarks", "sweep", "pong", "breakout"))
-    return pytest.param(block, marks=pytest.mark.slow if trains or takes_long else ())
+    return trains or any(word in block for word in ("benchmarks", "sweep", "pong", "breakout"))
 
 
 def _outside_xdist():
@@ -154,7 +163,7 @@ def test_the_readmes_test_command_runs_unaltered(tmp_path):
     assert str(folder) in (installed / "direct_url.json").read_text()
 
 
-@pytest.mark.parametrize("block", [_block(page, block) for page in PAGES for block in blocks(page, "sh")])
+@pytest.mark.parametrize("block", [block for page in PAGES for block in _blocks(page, "sh")])
 def test_every_command_runs(request, block, workplace, monkeypatch):
     """`SHIM` says what runs. The `ppo` commands of quick blocks run in this process, as TensorFlow loads slowly."""
     bin, commands = workplace / ".venv" / "bin", workplace / "commands"
@@ -185,26 +194,27 @@ OPTIONAL = {
 
 def _scripts():
     """Yields slow Python blocks, then all others, which share a process because TensorFlow loads slowly."""
-    together = []
+    together = {}
     for page in (page for page in PAGES if page.name not in ELSEWHERE):
-        for number, code in enumerate(blocks(page, "python")):
+        for block in _blocks(page, "python"):
+            (code,) = block.values
             packages = next((names for text, names in OPTIONAL.items() if text in code), [])
-            if packages or _block(page, code).marks:
-                yield pytest.param([code], packages, marks=pytest.mark.slow, id=f"{page.name}-{number}")
+            if packages or block.marks:
+                yield pytest.param({block.id: code}, packages, marks=pytest.mark.slow, id=block.id)
             else:
-                together.append(code)
+                together[block.id] = code
     yield pytest.param(together, [], id="quick blocks")
 
 
 @pytest.mark.parametrize(("codes", "packages"), [*_scripts()])
 def test_every_python_block_runs(codes, packages, workplace):
+    """The traceback of an error names the page and the number of the block."""
     for package in packages:
         pytest.importorskip(package)
-    files = [workplace / f"block_{number}.py" for number in range(len(codes))]
-    for file, code in zip(files, codes, strict=True):
-        file.write_text(code)
+    for name, code in codes.items():
+        (workplace / name).write_text(code)
     run = "import runpy, sys\nfor file in sys.argv[1:]:\n    runpy.run_path(file, run_name='__main__')"
-    words = [sys.executable, "-c", run, *map(str, files)]
+    words = [sys.executable, "-c", run, *codes]
     environment = {**os.environ, **QUICKLY_COMPILED}
     done = subprocess.run(words, capture_output=True, text=True, timeout=280, cwd=workplace, env=environment)
     assert done.returncode == 0, done.stderr
@@ -366,9 +376,10 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in PRESETS if name n
 
 
 @pytest.mark.parametrize("preset", [*QUICK, *SLOW])
-def test_every_preset_starts(preset, tmp_path):
+def test_every_preset_starts_and_has_no_settings_without_effect(preset, tmp_path, capfd):
     words = ["--config", preset, "--total-steps", "1", "--eval-episodes", "1", "--logdir", str(tmp_path)]
     assert command("train", words) == 0
+    assert "settings have no effect" not in "".join(capfd.readouterr())
 
 
 @pytest.mark.slow

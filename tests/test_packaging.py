@@ -24,7 +24,7 @@ from vecenv.version import RELEASE
 
 ROOT = Path(__file__).parents[1]
 FILES = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", "CHANGELOG.md", "CONTRIBUTING.md",
-         "RELEASING.md", "SECURITY.md", "CITATION.cff", "Dockerfile")  # fmt: skip
+         "RELEASING.md", "SECURITY.md", "CITATION.cff", "Dockerfile", ".gitignore")  # fmt: skip
 BUILD = "from setuptools import build_meta as b; b.build_wheel('{0}'); b.build_sdist('{0}')"
 
 build = pytest.mark.build
@@ -40,7 +40,7 @@ def source(tmp_path_factory):
                 target = source / file.relative_to(ROOT)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(file.read_bytes())
-    for name in (*FILES, ".gitignore"):
+    for name in FILES:
         (source / name).write_bytes((ROOT / name).read_bytes())
     if shutil.which("git"):
         git(source, "init", "-q")
@@ -145,7 +145,7 @@ def test_the_sdist_contains_docs_tests_and_examples(built):
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         names = {name.split("/", 1)[-1] for name in archive.getnames()}
-    assert {*FILES, "docs/ppo.md", "tests/helpers.py", "examples/a2c.py"} <= names
+    assert {*FILES, "docs/ppo.md", "ppo/notes.md", "tests/helpers.py", "examples/a2c.py"} <= names
 
 
 @build
@@ -171,7 +171,7 @@ def test_the_version_is_the_newest_release_in_the_changelog():
 def test_the_citation_names_the_release_and_the_notes_on_it_are_short():
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == RELEASE
     notes = (ROOT / "CHANGELOG.md").read_text().split(f"## {RELEASE}\n")[1].split("\n## ")[0]
-    assert 20 < notes.count("\n") < 80
+    assert notes.count("\n") < 80
 
 
 def test_the_gate_runs_on_every_supported_python_and_a_bug_report_asks_for_the_machine():
@@ -236,8 +236,13 @@ def test_the_oldest_python_is_the_one_that_ruff_and_mypy_check():
     assert f"Programming Language :: Python :: {oldest}" in setup()["metadata"]["classifiers"]
 
 
-LEFT_OUT = {"stable_baselines3", "torch"}
-"""Packages of the extra sb3, which the extra test leaves out, because PyTorch takes gigabytes."""
+def test_every_pip_finds_every_extra():
+    """setuptools replaces "_" by "-" in the names of extras, but pip before 23.3 does not: it skips such an extra."""
+    assert all(re.fullmatch("[a-z0-9-]+", name) for name in setup()["options.extras_require"])
+
+
+OMITTED = {"stable_baselines3", "torch"}
+"""Packages of the extra sb3, which the extra test omits, because PyTorch takes gigabytes."""
 
 
 def test_the_extra_test_installs_every_package_without_which_tests_are_skipped():
@@ -250,5 +255,5 @@ def test_the_extra_test_installs_every_package_without_which_tests_are_skipped()
                 (wanted if name == "vecenv-ppo" else found).update(inner.split(","))
     texts = [file.read_text() for file in (ROOT / "tests").rglob("*.py")]
     needed = {name.lower() for text in texts for name in re.findall(r'importorskip\("(\w+)"', text)}
-    assert {"ale_py", "pettingzoo", "ray", "wandb", *LEFT_OUT} <= needed
-    assert needed - found == LEFT_OUT
+    assert {"ale_py", "pettingzoo", "ray", "wandb", *OMITTED} <= needed
+    assert needed - found == OMITTED, f"add to the extra test in setup.cfg: {needed - found - OMITTED}"

@@ -16,6 +16,7 @@ import pytest
 from benchmarks import chart, learning, speedrun
 from benchmarks import table as measured
 from benchmarks.speedrun import Progress, Reached, _row
+from ppo.presets import PRESETS
 from vecenv import available_cores
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -364,4 +365,11 @@ def test_the_documented_curves_have_a_panel_for_each_task_and_are_a_small_file()
 def test_the_documented_table_shows_the_recorded_runs():
     begin, end = "<!-- begin: python -m benchmarks.learning --table-only -->", "<!-- end -->"
     shown = (DOCS / "results.md").read_text().partition(begin)[2].partition(end)[0]
-    assert shown.strip() == learning.table(learning.STUDIES.values(), learning.RESULTS)
+    table = learning.table(learning.STUDIES.values(), learning.RESULTS)
+    assert shown.strip() == table, f"paste the output of the command after {begin!r} in docs/results.md"
+
+
+def test_the_results_page_says_why_each_preset_exists():
+    reasons = (DOCS / "results.md").read_text().partition("## Why there are presets\n")[2].partition("\n## ")[0]
+    missing = [name for name in PRESETS if "/" not in name and f"`{name}`" not in reasons]
+    assert not missing, f'name {missing} in the section "Why there are presets" of docs/results.md'

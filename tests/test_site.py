@@ -64,4 +64,11 @@ def test_the_page_of_examples_has_every_example():
 def test_every_page_is_in_the_table_of_contents():
     index = (ROOT / "docs" / "index.md").read_text()
     for page in (ROOT / "docs").glob("*.md"):
-        assert page.name == "index.md" or f"({page.name})" in index, page.name
+        assert page.name == "index.md" or f"({page.name})" in index, f"link {page.name} in docs/index.md"
+
+
+def test_the_reference_has_every_adapter():
+    page = (ROOT / "docs" / "api-vecenv.md").read_text()
+    for file in (ROOT / "vecenv" / "adapters").glob("[!_]*.py"):
+        if file.stem != "joint_env":  # a part of vecenv.adapters.pettingzoo
+            assert f"`vecenv.adapters.{file.stem}`" in page, f"add vecenv.adapters.{file.stem} to docs/api-vecenv.md"

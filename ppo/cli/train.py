@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import shlex
 import signal
 import sys
@@ -147,9 +146,9 @@ def _parse(argv: Sequence[str], base: Mapping[str, Any]) -> tuple[Arguments, Con
 def grouped(values: Mapping[str, Any]) -> list[Any]:
     """Returns the settings as one dataclass instance per help group, for tyro. `settings_of` is the inverse."""
     groups = []
-    for group, names in itertools.groupby(SETTINGS, key=lambda name: SETTINGS[name].group):
+    for group in dict.fromkeys(setting.group for setting in SETTINGS.values()):
         fields: list[tuple[str, Any, Any]] = []
-        for name in names:
+        for name in (name for name, setting in SETTINGS.items() if setting.group == group):
             flag = tyro.conf.arg(help=described(name), metavar=METAVARS.get(_flag_type(name)), help_behavior_hint=_hint)
             fields.append((name, Annotated[_flag_type(name), flag], values[name]))
         groups.append(dataclasses.make_dataclass(group, fields, frozen=True, namespace={"__doc__": ""})())

@@ -1,4 +1,4 @@
-"""Tests of the Atari presets: their envs, evaluations and videos. `test_every_preset_starts` trains with them."""
+"""Tests of the Atari presets: their envs, evaluations and videos. tests/test_documentation.py trains with them."""
 
 import dataclasses
 

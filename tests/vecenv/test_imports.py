@@ -80,8 +80,13 @@ def layer_of(file: Path) -> str:
     return file.relative_to(ROOT / "vecenv").with_suffix("").parts[0]
 
 
-def test_every_layer_is_listed():
+def test_every_layer_is_listed_here_and_in_the_map_for_contributors():
     assert {layer_of(file) for file in FILES} == set(LAYERS)
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    for package in ("vecenv", "ppo"):
+        for path in (ROOT / package).glob("[a-z]*"):
+            layer = f"{package}/{path.name}"
+            assert path.name == "py.typed" or f"]({layer})" in page, f"add {layer} to the map in CONTRIBUTING.md"
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT / "vecenv")))
@@ -150,7 +155,8 @@ def test_the_tests_of_a_module_are_in_the_file_of_its_path(package):
     for file in sorted((ROOT / "tests" / package).rglob("test_*.py")):
         folder, name = file.parent.relative_to(ROOT / "tests"), file.stem.removeprefix("test_")
         modules = [ROOT / folder / f"{name}.py", ROOT / folder / f"__{name}__.py"]
-        assert name in ACROSS.get(folder.as_posix(), ()) or any(module.exists() for module in modules), file
+        of_a_module = name in ACROSS.get(folder.as_posix(), ()) or any(module.exists() for module in modules)
+        assert of_a_module, f"{file} is not named after a module: rename it, or add its subject to ACROSS"
 
 
 def test_only_the_tests_of_ingraph_import_tensorflow():

@@ -29,6 +29,7 @@ import vecenv
 from ppo import Config, ConfigError, Result, Run, RunError
 from ppo import cli as commands
 from ppo.__main__ import COMMANDS
+from ppo.config import SETTINGS
 from ppo.run.signals import STOPPING, stop_on_signal
 from tests.ppo.runs import QUICKLY_COMPILED, command, only_run, parsed, reports, train
 
@@ -270,6 +271,11 @@ def test_integer_settings_may_be_written_with_an_exponent():
         "--total-steps", "1e5", "--num-workers", "2e0", "--num-steps", "None", "--policy-layers", "8", "1e1"
     )
     assert config == Config(total_steps=100_000, num_workers=2, policy_layers=(8, 10))
+
+
+def test_the_settings_of_a_help_group_may_be_anywhere_in_the_config(monkeypatch):
+    monkeypatch.setattr("ppo.cli.train.SETTINGS", dict(sorted(SETTINGS.items())))
+    assert parsed("--gamma", "0.9") == Config(gamma=0.9)
 
 
 def test_errors_distinguish_a_folder_that_is_not_a_run_from_a_damaged_run(tmp_path, finished, run_here):
