@@ -302,8 +302,8 @@ def table(studies: Iterable[Study], results: Path) -> str:
     """
     from ppo.results.curves import MIN_RUNS
 
-    lines = ["| task (preset) | env-steps | IQM | 95% interval of the IQM | mean ± s.d. | each seed |"]
-    lines += ["|---|---:|---:|---|---:|---|"]
+    lines = ["| task (preset) | env-steps | seeds | IQM | 95% interval of the IQM | mean ± s.d. | lowest | highest |"]
+    lines += ["|---|---:|---:|---:|---|---:|---:|---:|"]
     for study in studies:
         runs = read(study, results)["runs"]
         if not runs:
@@ -315,14 +315,16 @@ def table(studies: Iterable[Study], results: Path) -> str:
         def shown(value: float, digits: int = digits) -> str:
             return f"{round(float(value), digits) + 0.0:,.{digits}f}"  # never -0.0
 
-        interval = " to ".join(shown(values[-1]) for values in curve.interval)
+        interval = ", ".join(shown(values[-1]) for values in curve.interval)
         cells = [
             f"{study.env} (`{study.preset}`)" if study.preset else study.env,
             f"{study.env_steps:,}",
+            len(runs),
             shown(curve.iqm[-1]),
-            interval if len(runs) >= MIN_RUNS else "-",
+            f"[{interval}]" if len(runs) >= MIN_RUNS else "-",
             shown(final.mean()) + (f" ± {shown(final.std(ddof=1))}" if len(runs) > 1 else ""),
-            ", ".join(map(shown, final)),
+            shown(final.min()),
+            shown(final.max()),
         ]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
