@@ -20,10 +20,11 @@ from ppo.model.checks import owner_of
 from ppo.policies.policy import load_agent
 from ppo.run import infos
 from ppo.run.checkpoint import LATEST, number_in
-from ppo.run.folder import Run, Spaces, space_to_json
+from ppo.run.folder import Run, Spaces
 from ppo.run.metrics import scored
 from ppo.run.modules import config_to_load
 from ppo.run.scores import Evaluation
+from ppo.run.spaces import space_to_json
 from ppo.run.status import Tally
 from ppo.seeds import evaluation_rng, evaluation_seeds, fresh_seed
 from vecenv import AsyncVectorEnv, SyncVectorEnv, WorkerDied

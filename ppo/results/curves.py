@@ -18,7 +18,8 @@ from scipy import stats
 
 from ppo.config import RESUMABLE, Config
 from ppo.errors import RunError
-from ppo.run.folder import Run, part_of
+from ppo.run.files import part_of
+from ppo.run.folder import Run
 
 SAMPLED, DETERMINISTIC = "return_mean", "eval_return_mean"
 NAMES = {DETERMINISTIC: "deterministic policy", SAMPLED: "sampled policy"}

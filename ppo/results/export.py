@@ -25,7 +25,9 @@ from ppo.errors import RunError, first_line
 from ppo.model.agent import Agent
 from ppo.policies.policy import Policy, load_agent
 from ppo.run.checkpoint import LATEST
-from ppo.run.folder import Run, is_pattern, part_of, readable, space_to_json
+from ppo.run.files import is_pattern, part_of, readable
+from ppo.run.folder import Run
+from ppo.run.spaces import space_to_json
 from ppo.run.wrappers import Affine, Wrapper, affine_maps, wrappers_of
 from ppo.runtime.graphs import graph_function
 from vecenv.tree import leaves, nest, pick

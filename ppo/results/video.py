@@ -25,7 +25,8 @@ import numpy as np
 import vecenv
 from ppo.config import Config, ConfigError
 from ppo.errors import RunError
-from ppo.run.folder import Run, part_of
+from ppo.run.files import part_of
+from ppo.run.folder import Run
 from vecenv.errors import in_one_line
 from vecenv.opengl import ADVICE, backends, why_not
 

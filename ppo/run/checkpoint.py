@@ -20,7 +20,7 @@ from ppo.algorithm.teams import Team
 from ppo.errors import RunError, first_line
 from ppo.model.agent import Agent
 from ppo.model.normalize import RunningMoments
-from ppo.run.folder import readable, sync
+from ppo.run.files import readable, sync
 from vecenv.tree import leaves, nest, pick
 from vecenv.tree import name_of as name_of_leaf
 

@@ -8,10 +8,8 @@ import fcntl
 import itertools
 import json
 import os
-import secrets
 import shutil
 import stat
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -20,14 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
-from gymnasium import spaces
 
-import vecenv
 from ppo.config import RESUMABLE, SETTINGS, Config, ConfigError
 from ppo.errors import RunError
+from ppo.run.files import write_atomically
+from ppo.run.spaces import outline_of, space_from_json, space_to_json
 from ppo.versions import PACKAGES, versions
-from vecenv.tree import children
 
 Spaces = tuple[gym.Space, gym.Space]  # the space of one observation and the space of one action
 
@@ -211,7 +207,7 @@ class Run:
         for name, now in teams.items():
             for trained, other, observed in zip(before[name], now, (True, False), strict=True):
                 # Not `!=`, which ignores the order of keys, although the weights follow it.
-                if _outline(trained, bounds=not observed) != _outline(other, bounds=not observed):
+                if outline_of(trained, bounds=not observed) != outline_of(other, bounds=not observed):
                     raise ConfigError(
                         f"{self.path} was trained on envs with the space {trained}, but these envs have {other} (the "
                         "order of keys counts)"
@@ -275,128 +271,3 @@ class Run:
                 f"{file} cannot be read: {error}. {PACKAGES[0]} {version} wrote it, and this is {PACKAGES[0]} "
                 f"{versions()[PACKAGES[0]]}."
             ) from error
-
-
-def space_to_json(space: gym.Space) -> dict[str, Any]:
-    """Returns JSON values from which `space_from_json` makes an equal space, or raises UnsupportedSpace."""
-    if (members := children(space)) is not None:
-        if wrong := [key for key, _ in members if not isinstance(key, (str, int))]:
-            raise vecenv.UnsupportedSpace(f"the keys of {space} must be strings or integers, but it has {wrong}")
-        kind = "Dict" if isinstance(space, spaces.Dict) else "Tuple"
-        return {"type": kind, "spaces": [[key, space_to_json(member)] for key, member in members]}
-    if isinstance(space, spaces.Box):
-        bounds = {"low": _plain(space.low), "high": _plain(space.high)}
-        return {"type": "Box", "dtype": space.dtype.name, "shape": list(space.shape), **bounds}
-    if isinstance(space, spaces.Discrete):
-        return {"type": "Discrete", "dtype": space.dtype.name, "n": int(space.n), "start": int(space.start)}
-    if isinstance(space, spaces.MultiDiscrete):
-        counts = {"nvec": space.nvec.tolist(), "start": space.start.tolist()}
-        return {"type": "MultiDiscrete", "dtype": space.dtype.name, **counts}
-    if isinstance(space, spaces.MultiBinary):
-        return {"type": "MultiBinary", "shape": list(space.shape)}
-    raise vecenv.UnsupportedSpace(
-        f"ppo cannot write the space {space} into a run folder: wrap the env so that it uses a Box"
-    )
-
-
-def _outline(space: gym.Space, *, bounds: bool) -> dict[str, Any]:
-    """Returns what `space_to_json` returns, with or without the bounds of Boxes."""
-
-    def outline(values: dict[str, Any]) -> dict[str, Any]:
-        if "spaces" in values:
-            return {**values, "spaces": [(key, outline(member)) for key, member in values["spaces"]]}
-        return {key: value for key, value in values.items() if bounds or key not in ("low", "high")}
-
-    return outline(space_to_json(space))
-
-
-def space_from_json(values: dict[str, Any]) -> gym.Space:
-    """Returns the space that `space_to_json` described. Raises KeyError, ValueError or TypeError for other values."""
-    kind = values["type"]
-    if kind == "Dict":
-        # As pairs, because a Dict sorts the keys of a dict, and the weights of a policy follow the order in training.
-        return spaces.Dict([(key, space_from_json(member)) for key, member in values["spaces"]])
-    if kind == "Tuple":
-        return spaces.Tuple([space_from_json(member) for _, member in values["spaces"]])
-    if kind == "Box":
-        dtype, shape = np.dtype(values["dtype"]), tuple(values["shape"])
-        low, high = (np.broadcast_to(np.array(values[bound], dtype), shape) for bound in ("low", "high"))
-        return spaces.Box(low, high, shape, dtype)
-    if kind == "Discrete":
-        return spaces.Discrete(values["n"], start=values["start"], dtype=np.dtype(values["dtype"]))
-    if kind == "MultiDiscrete":
-        return spaces.MultiDiscrete(values["nvec"], np.dtype(values["dtype"]), start=values["start"])
-    if kind == "MultiBinary":
-        shape = values["shape"]
-        return spaces.MultiBinary(shape[0] if len(shape) == 1 else shape)
-    raise ValueError(f"there is no space {kind!r}")
-
-
-def _plain(bound: np.ndarray) -> Any:
-    """Returns a bound as one number if all its entries are equal, as for images, and as nested lists otherwise."""
-    same = bound.size and (bound == bound.flat[0]).all()
-    return bound.flat[0].item() if same else bound.tolist()
-
-
-@contextmanager
-def part_of(folder: Path) -> Iterator[Path]:
-    """Yields a temporary folder inside `folder`, from which complete files can be moved to `folder`.
-
-    Creates `folder` if it does not exist, and removes it if it is still empty at the end.
-    """
-    created = not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with tempfile.TemporaryDirectory(prefix=".part-", dir=folder) as part:
-            yield Path(part)
-    finally:
-        if created:
-            with suppress(OSError):  # it is not empty
-                folder.rmdir()
-
-
-def is_pattern(path: Path) -> bool:
-    """Returns whether TensorFlow cannot read from a path, because it takes brackets and backslashes for a pattern.
-
-    It can write there. `*`, `?` and all other characters are harmless, because such a pattern matches its own text.
-    """
-    return any(character in str(path) for character in "[\\")
-
-
-@contextmanager
-def readable(folder: Path) -> Iterator[Path]:
-    """Yields a path from which TensorFlow can read a folder: the folder itself, or a temporary link to it."""
-    if not is_pattern(folder):
-        yield folder
-        return
-    with tempfile.TemporaryDirectory() as temporary:
-        link = Path(temporary) / "link"
-        link.symlink_to(folder.absolute(), target_is_directory=True)
-        yield link
-
-
-def write_atomically(file: Path, text: str) -> None:
-    """Writes a file atomically: it always holds either the complete old or the complete new content.
-
-    Replaces a link instead of following it.
-    """
-    part = file.with_name(f".part-{secrets.token_hex(8)}")  # a name that nobody can guess, so it is not a link
-    try:
-        with part.open("x") as stream:
-            stream.write(text)
-        sync(part)
-        os.replace(part, file)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def sync(path: Path) -> None:
-    """Waits until a file or a folder is on disk, if its file system can do so."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:  # some network and shared file systems cannot sync, most often folders
-        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
-            raise
-    finally:
-        os.close(descriptor)

@@ -25,7 +25,8 @@ from tensorboard.plugins.hparams import summary_v2 as hparams  # documented as `
 from ppo.config import Config
 from ppo.errors import RunError
 from ppo.run import infos
-from ppo.run.folder import Run, write_atomically
+from ppo.run.files import write_atomically
+from ppo.run.folder import Run
 from vecenv.ingraph import Rollout
 
 WINDOW = 100  # episodes over which returns and lengths are averaged

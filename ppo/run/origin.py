@@ -10,7 +10,8 @@ import tensorflow as tf
 from ppo.algorithm.teams import Teams
 from ppo.config import NORMALIZERS, SETTINGS, Config, ConfigError
 from ppo.run.checkpoint import Checkpoints, name_of, only_reward_moments
-from ppo.run.folder import Run, write_atomically
+from ppo.run.files import write_atomically
+from ppo.run.folder import Run
 from ppo.run.modules import config_to_load
 
 INITIAL = ("policy_output_gain", "initial_log_std")

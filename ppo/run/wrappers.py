@@ -15,7 +15,8 @@ from gymnasium import spaces
 import vecenv
 from ppo.config import Config
 from ppo.errors import RunError
-from ppo.run.folder import Run, space_from_json, space_to_json
+from ppo.run.folder import Run
+from ppo.run.spaces import space_from_json, space_to_json
 
 Part = Literal["observations", "actions"]
 

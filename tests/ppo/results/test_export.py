@@ -20,7 +20,7 @@ import vecenv
 from ppo import Run, export
 from ppo.results import export as exports
 from ppo.results.export import ExportError
-from ppo.run.folder import space_to_json
+from ppo.run.spaces import space_to_json
 from ppo.run.wrappers import agreed, describe, describe_each
 from tests.ppo.runs import command, untrained_run, with_reports
 from vecenv.tree import leaves, nest, pick

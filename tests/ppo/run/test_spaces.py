@@ -1,4 +1,4 @@
-"""Tests of the spaces in ppo/run/folder.py, which stores those of a policy in its run folder."""
+"""Tests of ppo/run/spaces.py: the spaces of a policy survive its run folder."""
 
 import json
 
@@ -8,7 +8,7 @@ from gymnasium import spaces
 
 import vecenv
 from ppo import Config, ConfigError, Run
-from ppo.run.folder import space_from_json, space_to_json
+from ppo.run.spaces import space_from_json, space_to_json
 from vecenv.tree import leaves
 
 NESTED = spaces.Dict(
