@@ -20,7 +20,7 @@ from ppo.model.checks import owner_of
 from ppo.policies.policy import load_agent
 from ppo.run import infos
 from ppo.run.checkpoint import LATEST, number_in
-from ppo.run.folder import Run, Spaces
+from ppo.run.folder import Run, SpacePair
 from ppo.run.metrics import scored
 from ppo.run.modules import config_to_load
 from ppo.run.scores import Evaluation
@@ -325,7 +325,7 @@ def _step(
     return {"": results}, results[2] | results[3]
 
 
-def check_playable(agents: Mapping[str, Agent], teams: Mapping[str, Spaces]) -> None:
+def check_playable(agents: Mapping[str, Agent], teams: Mapping[str, SpacePair]) -> None:
     """Raises ConfigError if the policies of teams cannot play in envs with the given spaces of teams.
 
     The leaves of the spaces may differ in their bounds, their precision and the order of their keys.

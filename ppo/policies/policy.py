@@ -15,14 +15,13 @@ from gymnasium.vector.utils import batch_space
 from ppo.model.agent import HOST, Agent, batch_specs
 from ppo.model.normalize import RunningMoments
 from ppo.model.observations import invalid
-from ppo.run.checkpoint import LATEST, Checkpoints, check_actions, name_of, only_reward_moments
+from ppo.run.checkpoint import LATEST, Checkpoints, check_actions, module_name, only_reward_moments
 from ppo.run.folder import Run
 from ppo.run.modules import config_to_load
 from ppo.run.wrappers import named_wrappers
 from ppo.runtime.graphs import graph_function
 from ppo.runtime.startup import call_with_tensorflow
-from vecenv.tree import can_hold, leaves, nest, pick
-from vecenv.tree import name_of as name_of_leaf
+from vecenv.tree import can_hold, leaves, name_of, nest, pick
 
 
 class Policy:
@@ -178,7 +177,7 @@ class Policy:
             values = self._leaf(observations, path)
             values = values if rank else values[None]
             if values.shape != (wanted := (num_envs, *space.shape)):
-                name = name_of_leaf("observations", path)
+                name = name_of("observations", path)
                 raise ValueError(f"{name} has shape {values.shape}, but the batch and the space {space} need {wanted}")
             return self._fitted(values, path)
 
@@ -196,15 +195,15 @@ class Policy:
         try:
             values = pick(observations, path)
         except (KeyError, IndexError, TypeError) as error:
-            raise ValueError(f"{name_of_leaf('observations', path)} is missing, but the networks read it") from error
+            raise ValueError(f"{name_of('observations', path)} is missing, but the networks read it") from error
         given = np.asarray(values)
         if given.dtype.kind not in "biuf":
-            raise ValueError(f"{name_of_leaf('observations', path)} has dtype {given.dtype}, which is not numeric")
+            raise ValueError(f"{name_of('observations', path)} has dtype {given.dtype}, which is not numeric")
         return given
 
     def _fitted(self, given: np.ndarray, path: tuple) -> np.ndarray:
         """Returns a leaf in the dtype of its space, or raises ValueError if its values would change."""
-        space, name = pick(self.observation_space, path), name_of_leaf("observations", path)
+        space, name = pick(self.observation_space, path), name_of("observations", path)
         if path in self._agent.observations.mask_paths:
             return (given != 0).astype(space.dtype)
         if not can_hold(space.dtype, given):
@@ -283,9 +282,9 @@ def load_agent(
     team = run.team(team)
     with tf.device(HOST):
         agent = Agent(config.of_team(1) if team else config, *run.read_spaces()[team])
-    objects: dict[str, Any] = {name_of("agent", team): agent}
+    objects: dict[str, Any] = {module_name("agent", team): agent}
     if returns is not None:
-        objects[name_of("learner", team)] = only_reward_moments(returns)
+        objects[module_name("learner", team)] = only_reward_moments(returns)
     Checkpoints(run.checkpoints, **objects).restore(
         checkpoint, warn=warn, partial=True, check=lambda path: check_actions(path, agent, team)
     )

@@ -21,8 +21,7 @@ from ppo.errors import RunError, first_line
 from ppo.model.agent import Agent
 from ppo.model.normalize import RunningMoments
 from ppo.run.files import readable, sync
-from vecenv.tree import leaves, nest, pick
-from vecenv.tree import name_of as name_of_leaf
+from vecenv.tree import leaves, name_of, nest, pick
 
 ENV_STATES = "envs.npz"
 ACTIONS = "actions.npz"
@@ -137,7 +136,7 @@ class Checkpoints:
         )
 
 
-def name_of(module: str, team: str) -> str:
+def module_name(module: str, team: str) -> str:
     """Returns the name of a team's module in checkpoints. The team of an env with one agent is ""."""
     return f"{module}_{team}" if team else module
 
@@ -149,7 +148,7 @@ def modules_in_checkpoints(teams: Iterable[Team]) -> dict[str, tf.Module]:
     """
     modules: dict[str, tf.Module] = {}
     for team in teams:
-        modules |= {name_of("agent", team.name): team.agent, name_of("learner", team.name): team.learner}
+        modules |= {module_name("agent", team.name): team.agent, module_name("learner", team.name): team.learner}
     return modules
 
 
@@ -255,7 +254,7 @@ def check_actions(folder: Path, agent: Agent, team: str) -> None:
         else:
             difference, most = (before != after).mean(), FLIPPED
         if not difference <= most:  # this form also rejects NaN
-            leaf = name_of_leaf("action", path)
+            leaf = name_of("action", path)
             raise ValueError(
                 f"the loaded policy acts differently from the policy in training: {leaf} differs by {difference:.2g}. "
                 "Restore the files of the run, and use the network and the version that trained it."

@@ -25,7 +25,7 @@ from ppo.run.files import write_atomically
 from ppo.run.spaces import outline_of, space_from_json, space_to_json
 from ppo.versions import PACKAGES, versions
 
-Spaces = tuple[gym.Space, gym.Space]  # the space of one observation and the space of one action
+SpacePair = tuple[gym.Space, gym.Space]  # the space of one observation and the space of one action
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +178,7 @@ class Run:
         write_atomically(self.path / "evaluation.json", json.dumps(values) + "\n")
 
     def write_spaces(
-        self, teams: Mapping[str, Spaces], *, given: bool, wrappers: list[dict[str, Any]] | None = None
+        self, teams: Mapping[str, SpacePair], *, given: bool, wrappers: list[dict[str, Any]] | None = None
     ) -> None:
         """Writes the spaces of each team, so that policies can be used without the env. The team of one agent is "".
 
@@ -194,7 +194,7 @@ class Run:
             self.path / "spaces.json", json.dumps({**values, "envs_given": given, "wrappers": wrappers}) + "\n"
         )
 
-    def check_spaces(self, teams: Mapping[str, Spaces]) -> None:
+    def check_spaces(self, teams: Mapping[str, SpacePair]) -> None:
         """Raises ConfigError if envs have other spaces or teams than those that the run was trained on.
 
         The bounds of observations may differ.
@@ -232,7 +232,7 @@ class Run:
             raise RunError(f"{self.path} has the policies {teams}: choose one of them with group=... or --group")
         return name
 
-    def read_spaces(self) -> dict[str, Spaces]:
+    def read_spaces(self) -> dict[str, SpacePair]:
         """Returns the spaces of each team. Raises RunError if the file is missing or damaged."""
         return self._read_spaces()[0]
 
@@ -240,7 +240,7 @@ class Run:
         """Returns the `wrappers` that `write_spaces` wrote."""
         return self._read_spaces()[1]["wrappers"]
 
-    def _read_spaces(self) -> tuple[dict[str, Spaces], dict[str, Any]]:
+    def _read_spaces(self) -> tuple[dict[str, SpacePair], dict[str, Any]]:
         """Returns the spaces of each team, and the remaining values of the file."""
         file = self.path / "spaces.json"
         try:

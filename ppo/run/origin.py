@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ppo.algorithm.teams import Teams
 from ppo.config import NORMALIZERS, SETTINGS, Config, ConfigError
-from ppo.run.checkpoint import Checkpoints, name_of, only_reward_moments
+from ppo.run.checkpoint import Checkpoints, module_name, only_reward_moments
 from ppo.run.files import write_atomically
 from ppo.run.folder import Run
 from ppo.run.modules import config_to_load
@@ -59,8 +59,8 @@ def start_from(origin: Run, teams: Teams, run: Run, warn: Callable[[str], None])
     """
     modules: dict[str, tf.Module] = {}
     for team in teams:
-        modules[name_of("agent", team.name)] = team.agent
-        modules[name_of("learner", team.name)] = only_reward_moments(team.learner.rewards.moments)
+        modules[module_name("agent", team.name)] = team.agent
+        modules[module_name("learner", team.name)] = only_reward_moments(team.learner.rewards.moments)
     values = Checkpoints(origin.checkpoints, **modules).restore(warn=warn, partial=True)
     before, config = origin.read_config(), run.read_config()
     steps, kept = values["update"] * before.batch_size, KEPT_ROLLOUTS * config.batch_size
