@@ -95,4 +95,5 @@ def worker_failed(worker: WorkerHandle, reply: ErrorReply, *, broken: bool = Tru
     return env_error(
         exception_type,
         f"{who} in worker {worker.index} raised during {reply.doing}:\n\n{reply.traceback}\n{advice}",
+        reply.cause,
     )
