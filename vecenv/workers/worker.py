@@ -274,9 +274,9 @@ class CommandServer:
             exception = (pickle.dumps if by_name else cloudpickle.dumps)(kind)
         except Exception:
             exception = None
-        refusal = _shortened(str(error)) if isinstance(error, NotRestorable | SharedMemoryFull) else None
-        other_form = error if isinstance(error, OtherForm) else None
         cause = _shortened(in_one_line(error))
+        refusal = _shortened(str(error) or cause) if isinstance(error, NotRestorable | SharedMemoryFull) else None
+        other_form = error if isinstance(error, OtherForm) else None
         self.pipe.send(encode(Kind.ERROR, slot, ErrorReply(text, cause, exception, env, doing, refusal, other_form)))
 
 
