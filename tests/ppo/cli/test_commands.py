@@ -654,6 +654,15 @@ def test_an_interrupt_while_a_command_is_imported_ends_it_quietly(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
 
+def test_a_command_in_a_deleted_folder_is_an_error_in_one_line(tmp_path):
+    (here := tmp_path / "here").mkdir()
+    code = f"import os; os.rmdir({str(here)!r}); from ppo.__main__ import main; main(['evaluate', 'runs/x'])"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=here, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr == "error: the current folder has been deleted: change to another one\n"
+
+
 def test_console_scripts_can_import_modules_from_the_current_folder(tmp_path):
     """`python -m ppo` can do so too. The scripts mimic pip's and are in another folder."""
     parser = configparser.ConfigParser()
