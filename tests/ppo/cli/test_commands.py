@@ -559,7 +559,7 @@ def test_the_commands_that_training_suggests_can_be_run(printed):
     assert command("evaluate", best[best.index("ppo") + 2 :]) == 0
 
 
-@pytest.mark.parametrize("place", ["in the current folder", "elsewhere", "on the PATH"])
+@pytest.mark.parametrize("place", ["in the current folder", "elsewhere", "on the PATH", "in a deleted folder"])
 @pytest.mark.parametrize("called", ["script", "module"])
 def test_suggested_commands_name_the_program_that_was_called(tmp_path, monkeypatch, capsys, called, place):
     """`python` need not be the interpreter that can import ppo."""
@@ -570,10 +570,12 @@ def test_suggested_commands_name_the_program_that_was_called(tmp_path, monkeypat
         (programs / name).chmod(0o755)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path if place == "in the current folder" else tmp_path / "elsewhere")
+    if place == "in a deleted folder":
+        (tmp_path / "elsewhere").rmdir()
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}" if place == "on the PATH" else os.environ["PATH"])
     monkeypatch.setattr(sys, "executable", str(programs / "python"))
     monkeypatch.setattr(sys, "argv", [str(programs / "ppo" if called == "script" else ROOT / "ppo" / "__main__.py")])
-    folder = {"in the current folder": "venv/bin/", "elsewhere": f"{programs}/", "on the PATH": ""}[place]
+    folder = {"in the current folder": "venv/bin/", "on the PATH": ""}.get(place, f"{programs}/")
     monkeypatch.setattr(ppo, "train", lambda *_, **options: Result(tmp_path / "run", 64, None))
     assert command("train", ["--env", "CartPole-v1"]) == 130
     resuming = capsys.readouterr().out.splitlines()[-1].removeprefix("to resume:   ")
