@@ -93,18 +93,20 @@ class EpisodeOver(ResetNeeded, AssertionError):
 def in_one_line(error: BaseException) -> str:
     """Returns the first line of an error's message, after the name of its type unless the error is vecenv's own.
 
-    For an `EnvError`, this is the line of the env's exception.
+    A line that ends with a colon or an opening bracket is followed by the next one. For an `EnvError`, the result is
+    that of the env's exception.
     """
     if isinstance(error, EnvError) and error.cause:
         return error.cause
     name = type(error).__name__
     try:
-        lines = str(error).strip().splitlines()
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     except Exception:  # an env's exception may be unable to print itself
         lines = []
     if not lines:
         return name
-    return lines[0] if isinstance(error, VecEnvError) else f"{name}: {lines[0]}"
+    line = " ".join(lines[: 2 if lines[0].endswith((":", "(", "[", "{")) else 1])
+    return line if isinstance(error, VecEnvError) else f"{name}: {line}"
 
 
 def env_error(exception_type: type[BaseException] | None, message: str, cause: str = "") -> EnvError:

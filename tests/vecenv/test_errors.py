@@ -130,7 +130,9 @@ def test_every_exception_of_the_package_survives_pickling():
         (ValueError(), "ValueError"),
         (Unprintable(), "Unprintable"),
         (vecenv.NotRestorable(), "NotRestorable"),
-        (vecenv.NotRestorable("env 0 has a thread:\nits heater"), "env 0 has a thread:"),
+        (vecenv.NotRestorable("env 0 has a thread:\nits heater"), "env 0 has a thread: its heater"),
+        (OSError("EGLError(\n\terr = 3,\n)"), "OSError: EGLError( err = 3,"),
+        (ValueError("cut off:"), "ValueError: cut off:"),
     ],
 )
 def test_an_error_in_one_line_is_the_first_line_of_its_message(error, expected):
