@@ -53,6 +53,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     if missing := [package for package in NEEDED if find_spec(package) is None]:
         print(f"error: ppo's commands need {', '.join(missing)}: `pip install 'vecenv-ppo[ppo]'`", file=sys.stderr)
         sys.exit(2)
+    try:
+        here = os.getcwd()
+    except OSError:
+        print("error: the current folder has been deleted: change to another one", file=sys.stderr)
+        sys.exit(2)
     for number in range(3):  # otherwise a file with the number of a closed stream would receive its output
         try:
             os.fstat(number)
@@ -63,8 +68,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         # Python's KeyboardInterrupt is not enough: C extensions turn it into an ImportError during their import.
         signal.signal(signal.SIGINT, _exit)
     # `python -m` adds the current folder to the path, but a console script does not.
-    if not sys.flags.safe_path and sys.path[0] != os.getcwd():
-        sys.path.insert(0, os.getcwd())
+    if not sys.flags.safe_path and sys.path[0] != here:
+        sys.path.insert(0, here)
     command = importlib.import_module(f"ppo.cli.{name}").command
     importlib.import_module("ppo.cli").main(functools.partial(command, words))
 

@@ -50,7 +50,7 @@ def nowhere_to_draw():
 
 class Raising(Striped):
     def render(self):
-        raise RuntimeError("no paint")
+        raise RuntimeError("no paint\nand no brush")
 
 
 class Dying(Striped):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ctypes.util
 import importlib.metadata
+import inspect
 import multiprocessing
 import os
 import platform
@@ -74,12 +75,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     if rest:
         (words if chosen.command else parser).error(f"unrecognized arguments: {' '.join(rest)}")
     if chosen.command == "measure":
-        from vecenv.measure import check_numbers
+        from vecenv.measure import check_numbers, measure
 
         try:
             check_numbers(chosen.num_envs, chosen.num_workers, chosen.seconds)
             load_spec(chosen.env)
             chosen.env_kwargs = from_words(chosen.env_kwargs)
+            own = inspect.signature(measure).parameters.keys() - {"env_kwargs"}
+            if taken := sorted(own & chosen.env_kwargs.keys()):
+                words.error(
+                    f"--env-kwargs sets {', '.join(taken)}, which the env would not receive: use the command's own "
+                    "options, or name a function that makes the env"
+                )
             for text in chosen.wrappers:
                 NamedWrapper(text).load()
         except (GymnasiumError, ValueError) as error:

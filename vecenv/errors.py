@@ -22,7 +22,12 @@ class EnvError(VecEnvError):
 
     The exception is also an instance of the env's own exception type wherever Python allows it, so `except ValueError`
     written for a single env keeps working. StopIteration would end the caller's loop, so it becomes a plain EnvError.
+
+    Attributes:
+        cause: The env's exception in one line, without the traceback; empty if it is unknown.
     """
+
+    cause = ""
 
 
 class UnsupportedSpace(VecEnvError, ValueError):
@@ -85,20 +90,36 @@ class EpisodeOver(ResetNeeded, AssertionError):
     """An env with autoreset mode `DISABLED` was stepped after its episode ended. An AssertionError, as in Gymnasium."""
 
 
-def in_one_line(error: Exception) -> str:
-    """Returns an error as one line. For an `EnvError`, this is the last line of its traceback."""
-    if isinstance(error, VecEnvError):
-        lines = str(error).partition("\nraised by env")[0].strip().splitlines()[-1:]
-    else:
-        lines = f"{type(error).__name__}: {error}".splitlines()[:1]
-    return lines[0] if lines else type(error).__name__
+def in_one_line(error: BaseException) -> str:
+    """Returns the first line of an error's message, after the name of its type unless the error is vecenv's own.
+
+    A line that ends with a colon or an opening bracket is followed by the next one. For an `EnvError`, the result is
+    that of the env's exception.
+    """
+    if isinstance(error, EnvError) and error.cause:
+        return error.cause
+    name = type(error).__name__
+    try:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    except Exception:  # an env's exception may be unable to print itself
+        lines = []
+    if not lines:
+        return name
+    line = " ".join(lines[: 2 if lines[0].endswith((":", "(", "[", "{")) else 1])
+    return line if isinstance(error, VecEnvError) else f"{name}: {line}"
 
 
-def env_error(exception_type: type[BaseException] | None, message: str) -> EnvError:
+def env_error(exception_type: type[BaseException] | None, message: str, cause: str = "") -> EnvError:
     """Returns an `EnvError` that is also of the type that the env raised, if the two can be combined.
 
     The type is None if it could not be pickled. The message includes the traceback.
     """
+    error = _combined(exception_type, message)
+    error.cause = cause
+    return error
+
+
+def _combined(exception_type: type[BaseException] | None, message: str) -> EnvError:
     # Only an Exception may be mixed in: an EnvError that is a SystemExit would end the parent.
     if exception_type is None or not issubclass(exception_type, Exception):
         return EnvError(message)

@@ -24,6 +24,7 @@ import numpy as np
 import vecenv
 from ppo.runtime.startup import load_tensorflow
 from ppo.versions import versions
+from vecenv.errors import env_error, in_one_line
 
 if TYPE_CHECKING:
     from ppo.algorithm.packing import Packed
@@ -69,7 +70,7 @@ def _portable(method: _Method) -> _Method:
             try:
                 pickle.loads(cloudpickle.dumps(error))
             except Exception:
-                raise vecenv.EnvError("".join(traceback.format_exception(error))) from None
+                raise env_error(None, "".join(traceback.format_exception(error)), in_one_line(error)) from None
             raise
 
     return call  # type: ignore[return-value]

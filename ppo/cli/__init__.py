@@ -173,16 +173,20 @@ def python() -> str:
 
 def program() -> str:
     """Returns the command that started this process, without its arguments: the console script, or `python -m ppo`."""
-    script = os.path.abspath(sys.argv[0])
+    script = sys.argv[0]
     # A file or a folder called "ppo" in the current folder hides the package from `python -m ppo`.
     return _typed(script) if os.path.basename(script) == "ppo" and os.path.isfile(script) else f"{python()} -m ppo"
 
 
 def _typed(program: str) -> str:
     """Returns what to type to run a program: its name if the PATH finds it, else its path, relative if it is below."""
-    name, here = os.path.basename(program), os.path.relpath(program)
-    if (found := shutil.which(name)) and os.path.abspath(found) == os.path.abspath(program):
-        return shlex.quote(name)
+    name = os.path.basename(program)
+    try:
+        program, here = os.path.abspath(program), os.path.relpath(program)
+        if (found := shutil.which(name)) and os.path.abspath(found) == program:
+            return shlex.quote(name)
+    except OSError:  # the current folder has been deleted
+        here = program
     return shlex.quote(program if here.startswith("..") else os.path.join(".", here) if here == name else here)
 
 

@@ -318,7 +318,7 @@ class _Recorder(gym.Wrapper):
             return str(error)
         except Exception as error:  # from any rendering library
             advice = f". {ADVICE}" if "mujoco" in sys.modules and ADVICE not in str(error) else ""
-            return f"{type(error).__name__}: {error}{advice}"
+            return f"{in_one_line(error)}{advice}"
         if not isinstance(frame, np.ndarray):
             return f"its render() returned {type(frame).__name__}, not an array"
         if frame.dtype != np.uint8 or frame.shape[2:] not in ((3,), (4,)):

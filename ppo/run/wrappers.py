@@ -78,7 +78,7 @@ def describe(env: Any) -> list[dict[str, Any]]:
         name = kind.__name__ if module.startswith(GYMNASIUM) else f"{module}:{kind.__name__}"
         if (changes := _changes(name, kind)) is not None:
             inside = {part: _described(getattr(inner, f"{part.removesuffix('s')}_space")) for part in changes}
-            kwargs = json.loads(json.dumps(getattr(wrapper, "_saved_kwargs", {}), default=_plain, skipkeys=True))
+            kwargs = {key: _json(value) for key, value in getattr(wrapper, "_saved_kwargs", {}).items()}
             found.append({"name": name, "kwargs": kwargs, "changes": changes, "inside": inside})
     return found[::-1]
 
@@ -95,7 +95,7 @@ def agreed(each: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
     If the envs have different wrappers, the list has every wrapper of any env, without the spaces inside them.
     """
-    if all(found == each[0] for found in each):
+    if len({json.dumps(found) for found in each}) <= 1:  # NaN in arguments does not equal itself
         return each[0] if each else []
     unordered = [{**wrapper, "inside": {}} for found in each for wrapper in found]
     return list({json.dumps(wrapper): wrapper for wrapper in unordered}.values())
@@ -198,6 +198,14 @@ def _described(space: gym.Space) -> dict[str, Any] | None:
         return space_to_json(space)
     except vecenv.UnsupportedSpace:
         return None
+
+
+def _json(value: Any) -> Any:
+    """Returns an argument as JSON values, or the name of its type if JSON cannot hold it, such as a circular dict."""
+    try:
+        return json.loads(json.dumps(value, default=_plain, skipkeys=True))
+    except Exception:  # an argument may be of any class
+        return str(type(value))
 
 
 def _plain(value: Any) -> Any:

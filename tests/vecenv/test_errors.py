@@ -33,6 +33,11 @@ class Local(Exception):
         super().__init__(f"{joint} is at {angle}")
 
 
+class Unprintable(Exception):
+    def __str__(self):
+        raise KeyError("no text")
+
+
 class Raising(CountingEnv):
     def __init__(self, make_error):
         super().__init__(0)
@@ -121,14 +126,36 @@ def test_every_exception_of_the_package_survives_pickling():
     ("error", "expected"),
     [
         (ValueError("two\nlines"), "ValueError: two"),
-        (ValueError(), "ValueError: "),
+        (ValueError("\n\nthree\nlines"), "ValueError: three"),
+        (ValueError(), "ValueError"),
+        (Unprintable(), "Unprintable"),
         (vecenv.NotRestorable(), "NotRestorable"),
-        (vecenv.NotRestorable("env 0 has a thread"), "env 0 has a thread"),
-        (
-            vecenv.EnvError("env 0 raised:\n\nTraceback ...\nKeyError: 1\nraised by env 0 during step\n\nFix"),
-            "KeyError: 1",
-        ),
+        (vecenv.NotRestorable("env 0 has a thread:\nits heater"), "env 0 has a thread: its heater"),
+        (OSError("EGLError(\n\terr = 3,\n)"), "OSError: EGLError( err = 3,"),
+        (ValueError("cut off:"), "ValueError: cut off:"),
     ],
 )
-def test_an_error_in_one_line_names_its_cause(error, expected):
+def test_an_error_in_one_line_is_the_first_line_of_its_message(error, expected):
     assert in_one_line(error) == expected
+
+
+@pytest.mark.parametrize(
+    ("make_error", "expected"),
+    [
+        (lambda: KeyError("gone"), "KeyError: 'gone'"),
+        (lambda: ValueError("two\nlines"), "ValueError: two"),
+        (lambda: _noted(ValueError("cold"), "a note\nof two lines"), "ValueError: cold"),
+        (lambda: ExceptionGroup("many", [KeyError(1), ValueError(2)]), "ExceptionGroup: many (2 sub-exceptions)"),
+        (lambda: Unprintable(), "Unprintable"),
+        (lambda: StopIteration(), "StopIteration"),
+    ],
+)
+def test_an_env_error_in_one_line_is_the_exception_of_the_env(make_error, expected):
+    raised = error_of(lambda: Raising(make_error))
+    assert expected in in_one_line(raised) and "\n" not in in_one_line(raised)
+    assert in_one_line(pickle.loads(pickle.dumps(raised))) == in_one_line(raised)
+
+
+def _noted(error, note):
+    error.add_note(note)
+    return error

@@ -40,6 +40,7 @@ def test_the_report_runs_as_a_module():
         (["CartPole-v1", "--seconds", "inf"], "seconds=inf is out of range"),
         (["CartPole-v1", "--seconds", "nan"], "seconds=nan is out of range"),
         (["CartPole-v1", "--env-kwargs", "[4]"], "'[4]' is neither KEY=VALUE nor a JSON object"),
+        (["CartPole-v1", "--env-kwargs", "seconds=4", "num_envs=2"], "sets num_envs, seconds, which the env would not"),
         (["CartPole-v1", "--wrappers", "a b"], "'a b' names no wrapper"),
         (["CartPole-v1", "--wrappers", "ClipRewards"], "has no wrapper 'ClipRewards'. Did you mean"),
         (["CartPole-v1", "--env-kwargs", "size=[4"], "the value of 'size', [4, is not JSON"),

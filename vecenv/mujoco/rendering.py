@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium import logger
 from gymnasium.envs.mujoco.mujoco_rendering import MujocoRenderer
 
-from vecenv.errors import RenderingFailed
+from vecenv.errors import RenderingFailed, in_one_line
 from vecenv.mujoco.physics import Physics
 from vecenv.opengl import ADVICE, backends, why_not
 
@@ -73,7 +73,7 @@ class BatchRenderer:
                 if renderer.viewer is not None:  # the backend works
                     raise
                 reason = why_not(backend) if backend else None
-                failures.append(f"{backend or 'the default'}: {reason or f'{type(error).__name__}: {error}'}")
+                failures.append(f"{backend or 'the default'}: {reason or in_one_line(error)}")
         raise RenderingFailed(
             f"env {env} cannot be rendered, because no OpenGL backend works: "
             f"{'; '.join(failures) or 'none found'}. {ADVICE}"

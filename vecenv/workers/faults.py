@@ -12,7 +12,7 @@ from typing import Any
 from gymnasium import logger
 from gymnasium.error import Error as GymnasiumError
 
-from vecenv.errors import NotRestorable, SharedMemoryFull, VecEnvError, WorkerDied, env_error
+from vecenv.errors import NotRestorable, SharedMemoryFull, VecEnvError, WorkerDied, env_error, in_one_line
 from vecenv.workers.messenger import BadMessage, WorkerHandle
 from vecenv.workers.protocol import ErrorReply, decode
 
@@ -26,7 +26,7 @@ def decoded(worker: WorkerHandle, payload: bytes | bytearray | None) -> Any:
         return decode(payload)
     except Exception as error:
         raise VecEnvError(
-            f"{worker} sent data that cannot be unpickled: {type(error).__name__}: {error}. Infos and results of "
+            f"{worker} sent data that cannot be unpickled: {in_one_line(error)}. Infos and results of "
             "calls must be of classes that this process can import: return plain data instead."
         ) from error
 
@@ -95,4 +95,5 @@ def worker_failed(worker: WorkerHandle, reply: ErrorReply, *, broken: bool = Tru
     return env_error(
         exception_type,
         f"{who} in worker {worker.index} raised during {reply.doing}:\n\n{reply.traceback}\n{advice}",
+        reply.cause,
     )

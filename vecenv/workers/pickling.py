@@ -23,6 +23,7 @@ from typing import Any
 import cloudpickle
 from gymnasium.envs.registration import EnvSpec, WrapperSpec, load_env_creator
 
+from vecenv.errors import in_one_line
 from vecenv.memory.block import out_of_memory
 from vecenv.workers.launch import import_path
 
@@ -55,7 +56,7 @@ def dumps(value: Any, remedy: str = "Pass only what can be pickled.", parts: Map
         raise out_of_memory(error) from error
     except Exception as error:
         chain = _chain(parts or {"the value": value}, importable)
-        told = TypeError(f"{chain} cannot be pickled for the workers ({type(error).__name__}: {error}). {remedy}")
+        told = TypeError(f"{chain} cannot be pickled for the workers ({in_one_line(error)}). {remedy}")
         for note in getattr(error, "__notes__", ()):
             told.add_note(note)
         raise told from error

@@ -174,6 +174,7 @@ class ErrorReply:
 
     Attributes:
         traceback: As Python prints it, notes included.
+        cause: The exception in one line.
         exception: The pickled exception type; None if it could not be pickled.
         env: Index of the env that raised; None if no single env did.
         doing: What the env was doing, such as "step".
@@ -182,6 +183,7 @@ class ErrorReply:
     """
 
     traceback: str
+    cause: str
     exception: bytes | None
     env: int | None
     doing: str

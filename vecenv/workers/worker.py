@@ -26,7 +26,7 @@ import cloudpickle
 import gymnasium as gym
 import numpy as np
 
-from vecenv.errors import NotRestorable, OtherForm, SharedMemoryFull
+from vecenv.errors import NotRestorable, OtherForm, SharedMemoryFull, in_one_line
 from vecenv.memory.block import Block
 from vecenv.resources import tightest_limit
 from vecenv.rows.batch_rows import make_rows
@@ -274,9 +274,10 @@ class CommandServer:
             exception = (pickle.dumps if by_name else cloudpickle.dumps)(kind)
         except Exception:
             exception = None
-        refusal = _shortened(str(error)) if isinstance(error, NotRestorable | SharedMemoryFull) else None
+        cause = _shortened(in_one_line(error))
+        refusal = _shortened(str(error) or cause) if isinstance(error, NotRestorable | SharedMemoryFull) else None
         other_form = error if isinstance(error, OtherForm) else None
-        self.pipe.send(encode(Kind.ERROR, slot, ErrorReply(text, exception, env, doing, refusal, other_form)))
+        self.pipe.send(encode(Kind.ERROR, slot, ErrorReply(text, cause, exception, env, doing, refusal, other_form)))
 
 
 def _shortened(text: str) -> str:

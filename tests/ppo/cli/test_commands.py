@@ -559,7 +559,7 @@ def test_the_commands_that_training_suggests_can_be_run(printed):
     assert command("evaluate", best[best.index("ppo") + 2 :]) == 0
 
 
-@pytest.mark.parametrize("place", ["in the current folder", "elsewhere", "on the PATH"])
+@pytest.mark.parametrize("place", ["in the current folder", "elsewhere", "on the PATH", "in a deleted folder"])
 @pytest.mark.parametrize("called", ["script", "module"])
 def test_suggested_commands_name_the_program_that_was_called(tmp_path, monkeypatch, capsys, called, place):
     """`python` need not be the interpreter that can import ppo."""
@@ -570,10 +570,12 @@ def test_suggested_commands_name_the_program_that_was_called(tmp_path, monkeypat
         (programs / name).chmod(0o755)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path if place == "in the current folder" else tmp_path / "elsewhere")
+    if place == "in a deleted folder":
+        (tmp_path / "elsewhere").rmdir()
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}" if place == "on the PATH" else os.environ["PATH"])
     monkeypatch.setattr(sys, "executable", str(programs / "python"))
     monkeypatch.setattr(sys, "argv", [str(programs / "ppo" if called == "script" else ROOT / "ppo" / "__main__.py")])
-    folder = {"in the current folder": "venv/bin/", "elsewhere": f"{programs}/", "on the PATH": ""}[place]
+    folder = {"in the current folder": "venv/bin/", "on the PATH": ""}.get(place, f"{programs}/")
     monkeypatch.setattr(ppo, "train", lambda *_, **options: Result(tmp_path / "run", 64, None))
     assert command("train", ["--env", "CartPole-v1"]) == 130
     resuming = capsys.readouterr().out.splitlines()[-1].removeprefix("to resume:   ")
@@ -652,6 +654,15 @@ def test_an_interrupt_while_a_command_is_imported_ends_it_quietly(tmp_path):
     )
     done = run_command("ppo", "train", *SMALL, cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+def test_a_command_in_a_deleted_folder_is_an_error_in_one_line(tmp_path):
+    (here := tmp_path / "here").mkdir()
+    code = f"import os; os.rmdir({str(here)!r}); from ppo.__main__ import main; main(['evaluate', 'runs/x'])"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=here, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr == "error: the current folder has been deleted: change to another one\n"
 
 
 def test_console_scripts_can_import_modules_from_the_current_folder(tmp_path):

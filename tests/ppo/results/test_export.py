@@ -5,6 +5,7 @@ import functools
 import itertools
 import json
 import os
+import pickle
 import subprocess
 import sys
 import zipfile
@@ -246,6 +247,26 @@ def test_wrappers_that_only_some_envs_have_are_named_and_not_included():
     with vecenv.SyncVectorEnv(makes, observation_mode="different") as envs:
         found = agreed(describe_each(ppo.Config(), envs))
     assert [(one["name"], one["inside"]) for one in found] == [("RescaleObservation", {})]
+
+
+class Recording(gym.Wrapper, gym.utils.RecordConstructorArgs):
+    """A wrapper that takes any arguments."""
+
+    def __init__(self, env, **kwargs):
+        gym.utils.RecordConstructorArgs.__init__(self, **kwargs)
+        gym.Wrapper.__init__(self, env)
+
+
+def test_arguments_of_wrappers_that_json_cannot_hold_become_names_of_types():
+    circular: dict = {}
+    circular["again"] = circular
+    number = np.longdouble(1)  # `tolist` returns it unchanged
+    env = Recording(Motors(), function=np.tanh, circular=circular, number=number, keys={(0, 1): 2, "a": 3}, gap=np.nan)
+    (found,) = describe(env)
+    kwargs = {"function": "tanh", "circular": "<class 'dict'>", "number": str(np.longdouble), "keys": {"a": 3}}
+    assert found["kwargs"] == {**kwargs, "gap": pytest.approx(np.nan, nan_ok=True)}
+    with_gap = describe(Recording(Motors(), gap=np.nan))
+    assert agreed([with_gap, pickle.loads(pickle.dumps(with_gap))]) == with_gap, "NaN is not a difference"
 
 
 def test_wrappers_that_differ_only_in_the_spaces_inside_them_are_named_once():

@@ -397,6 +397,18 @@ class Stateless(Plain):
         pass
 
 
+class Refusing(CountingEnv):
+    def get_state(self):
+        raise vecenv.NotRestorable
+
+
+def test_a_refusal_without_a_message_names_the_env_and_the_error():
+    with vecenv.AsyncVectorEnv([lambda: CountingEnv(0), lambda: Refusing(0)], num_workers=2) as envs:
+        envs.reset()
+        with pytest.raises(vecenv.NotRestorable, match=r"^env 1 in worker 1: NotRestorable$"):
+            envs.get_state()
+
+
 @pytest.mark.parametrize(("kind", "options"), ROWS)
 def test_an_env_without_state_methods_is_named_with_its_index_and_the_envs_continue(kind, options):
     fns = [lambda cls=cls: gym.wrappers.TimeLimit(cls(), 5) for cls in (Stateless, Stateless, Plain)]

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 def failed(text=ON_FIRE, kind=ValueError, env=None, doing="construction", refusal=None, other_form=None, **how):
     exception = pickle.dumps(kind) if isinstance(kind, type) else kind
-    return faults.worker_failed(WORKER, ErrorReply(text, exception, env, doing, refusal, other_form), **how)
+    return faults.worker_failed(WORKER, ErrorReply(text, "", exception, env, doing, refusal, other_form), **how)
 
 
 @pytest.mark.parametrize("restarts", [False, True])

@@ -12,7 +12,7 @@ from vecenv.workers.protocol import CALL, FRAME, STEP, ErrorReply, Kind, RowsRep
 pytestmark = pytest.mark.filterwarnings("ignore:.*(Received the following|Raising the last)")
 
 WORKERS = [WorkerHandle(0, 0, 2, None, None, -1), WorkerHandle(1, 2, 5, None, None, -1)]
-ERROR = ErrorReply("the motor is on fire", None, None, "step", None, None)
+ERROR = ErrorReply("the motor is on fire", "", None, None, "step", None, None)
 
 
 def test_a_command_is_complete_when_each_worker_has_replied_once():
