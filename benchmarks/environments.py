@@ -415,9 +415,9 @@ def same(one: Any, other: Any) -> bool:
 
 
 def _one_line(error: Exception) -> str:
-    from ppo.errors import sentence_of
+    from vecenv.errors import in_one_line
 
-    return " ".join(sentence_of(error).split())
+    return " ".join(in_one_line(error).split())
 
 
 def in_this_process(stage: str, name: str, file: str, **options: Any) -> None:

@@ -11,7 +11,8 @@ PYTHONS = {"True": True, "False": False, "None": None}
 """Python's spellings of true, false and null. Without these, "False" would be a string, which counts as true."""
 
 _NUMBER = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
-"""Python's spellings of numbers, such as .5, 5. and +1. 007, 1_000 and nan are strings: they may be names."""
+"""Python's spellings of numbers, such as .5, 5. and +1. 007, 1_000 and nan are strings: they may be names. Infinity
+and NaN are numbers, because `json.dumps` writes them."""
 
 
 def from_words(words: Sequence[str]) -> dict[str, Any]:
@@ -34,13 +35,9 @@ def from_words(words: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _refused(constant: str) -> None:
-    raise ValueError(f"JSON has no {constant}")
-
-
 def _json(text: str) -> Any:
     try:
-        return json.loads(text, parse_constant=_refused)
+        return json.loads(text)
     except ValueError as error:
         raise ValueError(
             f'{text!r} is not JSON ({error}): write keys and strings in double quotes, \'{{"key": "text"}}\''
@@ -51,7 +48,7 @@ def _value(key: str, text: str) -> Any:
     if text in PYTHONS:
         return PYTHONS[text]
     try:
-        return json.loads(text, parse_constant=_refused)
+        return json.loads(text)
     except ValueError as error:
         if text[:1] in ("{", "[", '"'):
             raise ValueError(f"the value of {key!r}, {text}, is not JSON ({error})") from error
