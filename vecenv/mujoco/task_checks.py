@@ -96,7 +96,10 @@ class TaskChecks:
         return actions
 
     def controls(self, returned: Any, actions: np.ndarray, frame_skip: int, stepped: np.ndarray) -> np.ndarray:
-        """Returns the result of `apply(actions)`, itself if it is float64, as controls `[N, (frame_skip,) nu]`."""
+        """Returns the result of `apply(actions)` as controls, `[N, nu]` or `[N, frame_skip, nu]`.
+
+        Does not copy a float64 array.
+        """
         num_controls = self._physics.model.nu
         if returned is actions and actions.shape == (self.num_envs, num_controls):
             return actions  # already checked
