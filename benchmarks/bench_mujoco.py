@@ -8,10 +8,10 @@ Not measured: creation and the policy.
 
 "physics alone" only calls `mujoco.batch.Batch.step` with the states and actions of a recorded vecenv run and the same
 number of threads. It starts from Gymnasium's model and then skips, one after the other, the computations that vecenv
-skips because they change no result (docs/mujoco.md). These rivals measure internals of vecenv.mujoco, so they use names
-that are not public. "EnvPool async" calls send and recv with batches of half the envs while the other half is
-stepped. "twice the envs" doubles the number of envs, so that a batch has N envs. EnvPool resets envs differently and
-has its own copy of MuJoCo.
+skips because they change no result (see `vecenv.mujoco.physics`). These rivals measure internals of vecenv.mujoco, so
+they use names that are not public. "EnvPool async" calls send and recv with batches of half the envs while the other
+half is stepped. "twice the envs" doubles the number of envs, so that a batch has N envs. EnvPool resets envs
+differently and has its own copy of MuJoCo.
 
 Each vecenv rival is first checked to return the same values as Gymnasium's SyncVectorEnv, bit for bit.
 """

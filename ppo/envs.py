@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -78,9 +77,10 @@ def evaluation_config(config: Config) -> Config:
 
 
 def naming(config: Config, source: EnvSource, name: str | None = None) -> Config:
-    """Returns settings that do not name an env that exists, but was not trained on, because other envs were passed.
+    """Returns settings whose `env` does not name an existing env if other envs were passed.
 
-    `env` is then the name of the run, of the function that makes the envs, or "given". With several agents, it is kept.
+    Otherwise a command would later build an env that the run was not trained on. `env` becomes the name of the run, of
+    the function that makes the envs, or "given". With several agents, it is kept.
     """
     check_source(source)
     if source is None or config.is_multi_agent or (":" not in config.env and config.env not in gym.registry):
@@ -235,24 +235,6 @@ def distinct(source: EnvSource) -> list[EnvFn]:
     return [source] if callable(source) else []
 
 
-def identity_of(source: EnvSource) -> Any:
-    """Returns JSON values that are equal in two processes if they pass the same functions.
-
-    Returns None for `config.env`, and for what cannot be compared: vector envs, lambdas, and functions with closures.
-    """
-    if isinstance(source, Sequence):
-        parts = [identity_of(make) for make in distinct(source)]
-        return None if None in parts else parts
-    if isinstance(source, functools.partial):
-        function = identity_of(source.func)
-        try:
-            return function and [function, json.loads(json.dumps([source.args, source.keywords]))]
-        except (TypeError, ValueError):
-            return None
-    name = getattr(source, "__qualname__", "<none>")
-    return None if "<" in name else f"{source.__module__}:{name}"
-
-
 def spaces_of(config: Config, envs: VectorEnvs) -> dict[str, tuple[gym.Space, gym.Space]]:
     """Returns the spaces of one agent of each team, with the actions' bounds. The team of a single agent is "".
 
@@ -310,11 +292,8 @@ def time_limit_of(envs: Envs) -> int:
 
 def _time_limit(env: Any) -> int | None:
     """Returns the steps of the outermost `TimeLimit` around an env, or None if there is none."""
-    while env is not None:
-        if isinstance(env, gym.wrappers.TimeLimit):
-            return env._max_episode_steps
-        env = getattr(env, "env", None)
-    return None
+    limits = (layer for layer in vecenv.state.layers_of(env) if isinstance(layer, gym.wrappers.TimeLimit))
+    return next((limit._max_episode_steps for limit in limits), None)
 
 
 def _envs(

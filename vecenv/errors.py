@@ -80,7 +80,7 @@ class StateError(ClosedEnvironmentError):
 
 
 class OtherForm(VecEnvError):
-    """The envs of an id must be built in another form. `vecenv.make` catches it, and nothing is broken.
+    """Tells `vecenv.make` to build single envs instead of a vector env, or the reverse. Not a failure.
 
     A worker sends it to the parent as an object, so it must consist of plain values and specs.
     """

@@ -189,7 +189,10 @@ class RayCollector:
             raise vecenv.WorkerDied(f"{self._name(k)} died{times}. Ray says: {reason}") from None
 
     def _check_health(self, pending: Iterable[int]) -> None:
-        """Kills actors that are frozen, so that Ray replaces them. Counts polls, so time while suspended is not."""
+        """Kills actors that are frozen, so that Ray replaces them.
+
+        It counts polls instead of seconds, because this process may have been suspended.
+        """
         from ray.exceptions import RayError
 
         for k in pending:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 from ppo.config import Config
-from ppo.envs import EnvSource, identity_of
+from ppo.envs import EnvSource
 from ppo.errors import RunError
 from ppo.policies.evaluation import EvaluationStopped, Players, evaluate
 from ppo.policies.policy import load_agent
-from ppo.run.checkpoint import BEST, number_in, value_in
+from ppo.run.checkpoint import BEST, number_in
 from ppo.run.folder import Run
 from ppo.run.resume import Saver
 from ppo.run.scores import Evaluation
@@ -22,10 +22,7 @@ class Evaluator:
     def __init__(self, run: Run, saver: Saver, config: Config, source: EnvSource, status: Status):
         self._run, self._saver, self._config, self._source, self._status = run, saver, config, source, status
         self._return_mean = number_in(run.checkpoints, BEST, "return_mean")
-        self._where = {"eval_env_kwargs": config.eval_env_kwargs, "envs": identity_of(source)}
-        comparable = source is None or self._where["envs"] is not None
-        same = comparable and value_in(run.checkpoints, BEST, "evaluated_in") == self._where
-        self._is_stale = self._return_mean is not None and not same
+        self._is_stale = self._return_mean is not None  # an earlier process may have evaluated it in other envs
 
     def evaluate(self, players: Players) -> Evaluation | None:
         """Returns the scores of the current policies, which become the checkpoint `best` if none were higher before.
@@ -41,15 +38,14 @@ class Evaluator:
             return None
         return_mean = float(evaluation.returns.mean())
         if self._return_mean is None or return_mean >= self._return_mean:
-            values = {"return_mean": return_mean, "deterministic": evaluation.deterministic}
-            self._saver.save_best({**values, "evaluated_in": self._where})
+            self._saver.save_best({"return_mean": return_mean, "deterministic": evaluation.deterministic})
             self._return_mean = return_mean
         return evaluation
 
     def _refresh(self, players: Players) -> None:
-        """Evaluates the checkpoint again, because this process may evaluate in other envs than an earlier one did.
+        """Evaluates the checkpoint again, in the envs of this process.
 
-        Otherwise the score of an easier evaluation would prevent later policies from becoming the best.
+        Otherwise a score from easier envs would prevent later policies from becoming the best.
         """
         before, warn, tally = self._return_mean, players.warn, Tally(doing="evaluating the best checkpoint")
         try:

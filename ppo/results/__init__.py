@@ -1,1 +1,1 @@
-"""Evaluations, policies, exports, videos and plots of a run."""
+"""Exports, videos and plots of a run."""

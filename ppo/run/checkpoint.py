@@ -194,22 +194,14 @@ def chosen(folder: Path, which: str | int) -> list[Path]:
     return [named[str(which)]]
 
 
-def value_in(folder: Path, which: str | int, *keys: str) -> Any:
-    """Returns a value in the progress of a checkpoint, or None if it cannot be read. `which` is as for `chosen`."""
+def number_in(folder: Path, which: str | int, *keys: str) -> float | None:
+    """Returns a finite number in the progress of a checkpoint, or None if there is none. `which` is as for `chosen`."""
     try:
         value = json.loads((chosen(folder, which)[-1] / "progress.json").read_text())
         for key in keys:
             value = value[key]
-        return value
+        number = float(value)
     except (OSError, ValueError, TypeError, LookupError, RunError):
-        return None
-
-
-def number_in(folder: Path, which: str | int, *keys: str) -> float | None:
-    """Returns a finite number in the progress of a checkpoint, or None if there is none."""
-    try:
-        number = float(value_in(folder, which, *keys))
-    except (ValueError, TypeError):
         return None
     return number if math.isfinite(number) else None
 

@@ -11,7 +11,7 @@ import pytest
 
 import ppo
 import vecenv
-from ppo.envs import identity_of, time_limit_of
+from ppo.envs import time_limit_of
 from ppo.policies import evaluation as evaluations
 from ppo.policies.evaluation import MIN_LIMIT, Players, limit_of, play
 from tests.drawing import Striped
@@ -117,16 +117,6 @@ def test_a_short_run_on_an_env_that_never_ends_has_a_short_evaluation(tmp_path):
     # A time limit of the env itself, here 400 steps, is not cut short.
     limited = functools.partial(gym.wrappers.TimeLimit, CountingEnv(0, NEVER), 400)
     assert ppo.evaluate_run(result.path, 1, envs=lambda: gym.Wrapper(limited())).lengths.tolist() == [400]
-
-
-def test_functions_of_two_processes_are_compared_by_name_and_arguments():
-    partial = functools.partial
-    assert identity_of(CountingEnv) == "tests.helpers:CountingEnv"
-    assert identity_of([partial(CountingEnv, 0, length=5)] * 2) == [["tests.helpers:CountingEnv", [[0], {"length": 5}]]]
-    assert identity_of(partial(CountingEnv, 0)) != identity_of(partial(CountingEnv, 1))
-    local = Warnings()
-    for unknown in (None, lambda: 0, partial(CountingEnv, local), partial(lambda: 0), [CountingEnv, lambda: 0]):
-        assert identity_of(unknown) is None
 
 
 def test_the_time_limit_of_envs_is_known_wherever_they_are_stepped():
