@@ -9,8 +9,9 @@ import contextlib
 import pickle
 from typing import Any
 
-import cloudpickle
 from gymnasium.error import ClosedEnvironmentError, ResetNeeded
+
+from vecenv import by_value
 
 
 class VecEnvError(RuntimeError):
@@ -128,7 +129,7 @@ def _combined(exception_type: type[BaseException] | None, message: str) -> EnvEr
         """Pickles the parts of the error, because its class exists only in this process."""
         pickled = None
         with contextlib.suppress(Exception):  # a class that cannot be pickled
-            pickled = cloudpickle.dumps(exception_type)
+            pickled = by_value.dumps(exception_type)
         return _unpickled, (pickled, str(error)), error.__dict__  # which holds the notes
 
     # An env may hold a vector env, whose EnvError it raises.

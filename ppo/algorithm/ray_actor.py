@@ -17,7 +17,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-import cloudpickle
 import gymnasium as gym
 import numpy as np
 
@@ -68,7 +67,7 @@ def _portable(method: _Method) -> _Method:
             return method(self, *arguments)
         except Exception as error:
             try:
-                pickle.loads(cloudpickle.dumps(error))
+                pickle.loads(vecenv.pickle_for_workers(error))
             except Exception:
                 raise env_error(None, "".join(traceback.format_exception(error)), in_one_line(error)) from None
             raise

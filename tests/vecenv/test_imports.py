@@ -13,7 +13,8 @@ ROOT = Path(__file__).parents[2]
 
 # The layers that the modules of each layer may import, besides their own. A folder or a top-level module is a layer.
 LAYERS = {
-    "errors": set(),
+    "by_value": set(),
+    "errors": {"by_value"},
     "tree": {"errors"},
     "resources": set(),
     "opengl": set(),
@@ -21,8 +22,8 @@ LAYERS = {
     "atari": {"rows"},
     "state": {"errors"},
     "memory": {"resources", "tree", "errors"},
-    "rows": {"resources", "tree", "errors", "memory", "state"},
-    "workers": {"resources", "tree", "errors", "memory", "rows"},
+    "rows": {"by_value", "resources", "tree", "errors", "memory", "state"},
+    "workers": {"by_value", "resources", "tree", "errors", "memory", "rows"},
     "vector": {"resources", "tree", "errors", "memory", "rows", "state", "workers"},
     "mujoco": {"tree", "errors", "opengl", "resources", "rows", "state"},
     "robots": {"mujoco"},

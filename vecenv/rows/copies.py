@@ -19,9 +19,9 @@ from copy import deepcopy
 from types import CellType, FunctionType, ModuleType
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
+from vecenv import by_value
 from vecenv.rows.checks import NUMBERS
 
 _CONSTANT = NUMBERS | {complex, str, bytes, type(None)}
@@ -94,7 +94,7 @@ class _Kept:
         self.value = value
 
 
-class _Pickler(cloudpickle.Pickler):
+class _Pickler(by_value.Pickler):
     """Pickles a value for copies in this process.
 
     With `keeps_variables`, variables that functions capture are not copied if they cannot be pickled.
@@ -129,17 +129,11 @@ class _Pickler(cloudpickle.Pickler):
         return len(self.kept) - 1
 
     def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is CellType:  # filled with the functions that use it, because it may hold them
-            return CellType, ()
         reduced = super().reducer_override(obj)
         if type(obj) is not FunctionType or reduced is NotImplemented:  # pickled by its name
             return reduced
-        contents = []
-        for cell in obj.__closure__ or ():
-            with contextlib.suppress(ValueError):  # the cell is empty
-                held = cell.cell_contents
-                contents.append((cell, _Kept(held) if self._keeps(held) else held))
-        state = obj.__defaults__, obj.__kwdefaults__, obj.__dict__, contents
+        cells = [(cell, _Kept(held) if self._keeps(held) else held) for cell, held in by_value.filled_cells(obj)]
+        state = obj.__defaults__, obj.__kwdefaults__, obj.__dict__, cells
         return _new_function, (_Kept(obj), obj.__closure__), state, None, None, _fill_function
 
     def _keeps(self, held: Any) -> bool:
@@ -169,10 +163,9 @@ def _new_function(like: FunctionType, closure: tuple[CellType, ...] | None) -> F
 
 
 def _fill_function(function: FunctionType, state: tuple) -> None:
-    function.__defaults__, function.__kwdefaults__, attributes, contents = state
+    function.__defaults__, function.__kwdefaults__, attributes, cells = state
     function.__dict__.update(attributes)
-    for cell, value in contents:
-        cell.cell_contents = value
+    by_value.fill(cells)
 
 
 class _Pages:

@@ -23,6 +23,7 @@ from typing import Any
 import cloudpickle
 from gymnasium.envs.registration import EnvSpec, WrapperSpec, load_env_creator
 
+from vecenv import by_value
 from vecenv.errors import in_one_line
 from vecenv.memory.block import out_of_memory
 from vecenv.workers.launch import import_path
@@ -40,8 +41,13 @@ def _forget_lock() -> None:
 os.register_at_fork(after_in_child=_forget_lock)  # another thread may have held it during the fork
 
 
-def dumps(value: Any, remedy: str = "Pass only what can be pickled.", parts: Mapping[str, Any] | None = None) -> bytes:
-    """Returns a pickle of a value that workers can load.
+def dumps(
+    value: Any,
+    remedy: str = "Pass only what can be pickled.",
+    parts: Mapping[str, Any] | None = None,
+    classes: list[type] | None = None,
+) -> bytes:
+    """Returns a pickle of a value that workers can load. Appends to `classes` what it pickles by value.
 
     Raises:
         TypeError: If the value cannot be pickled. The message names each step from one of the `parts` of the value (by
@@ -51,7 +57,7 @@ def dumps(value: Any, remedy: str = "Pass only what can be pickled.", parts: Map
     """
     importable = Importable()
     try:
-        return _dumps(value, importable)
+        return _dumps(value, importable, classes)
     except MemoryError as error:
         raise out_of_memory(error) from error
     except Exception as error:
@@ -78,7 +84,7 @@ def picklable(value: Any, importable: Importable | None = None) -> bool:
     return dumps_or_none(value, importable) is not None
 
 
-def _dumps(value: Any, importable: Importable) -> bytes:
+def _dumps(value: Any, importable: Importable, classes: list[type] | None = None) -> bytes:
     stream = io.BytesIO()
     pickler = _Pickler(stream, importable)
     with _lock:
@@ -95,6 +101,8 @@ def _dumps(value: Any, importable: Importable) -> bytes:
         finally:
             for module in pickler.by_value:
                 cloudpickle.unregister_pickle_by_value(module)
+    if classes is not None:
+        classes += pickler.classes
     return stream.getvalue()
 
 
@@ -176,16 +184,17 @@ class Importable:
         return len(files) < 2 or files[0] == files[1]
 
 
-class _Pickler(cloudpickle.Pickler):
+class _Pickler(by_value.Pickler):
     """Pickles by value what is defined in modules that workers cannot import."""
 
     def __init__(self, stream: io.BytesIO, importable: Importable):
         super().__init__(stream)
         self.by_value: list[ModuleType] = []
+        self.classes: list[type] = []
         self._importable = importable
 
     def reducer_override(self, obj: Any) -> Any:
-        if issubclass(type(obj), type | FunctionType | ModuleType):
+        if issubclass(type(obj), type | FunctionType | ModuleType | functools._lru_cache_wrapper):
             name = str(obj.__name__ if isinstance(obj, ModuleType) else getattr(obj, "__module__", None))
             registered = cloudpickle.list_registry_pickle_by_value()
             if not self._importable(name) and (module := sys.modules[name]).__name__ not in registered:
@@ -203,7 +212,10 @@ class _Pickler(cloudpickle.Pickler):
             }
             if creators:
                 return replace(obj, **creators).__reduce_ex__(4)
-        return super().reducer_override(obj)
+        reduced = super().reducer_override(obj)
+        if isinstance(obj, type) and reduced is not NotImplemented:
+            self.classes.append(obj)
+        return reduced
 
 
 def _names_in_main(spec: EnvSpec | WrapperSpec) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import gymnasium as gym
 from gymnasium import logger
 from gymnasium.envs.registration import EnvSpec
 
+from vecenv.by_value import identify_classes
 from vecenv.errors import SharedMemoryFull, VecEnvError, WorkerDied
 from vecenv.rows.batched import Batched
 from vecenv.rows.messages import RowsOptions
@@ -22,7 +23,7 @@ from vecenv.workers import worker as worker_module
 from vecenv.workers.launch import check_not_daemonic, start_method
 from vecenv.workers.logs import log_settings
 from vecenv.workers.messenger import END_S, BadMessage, DeadlinePassed, Messenger, WorkerGone, WorkerHandle, sentinel_of
-from vecenv.workers.pickling import dumps, picklable
+from vecenv.workers.pickling import Importable, dumps, picklable
 from vecenv.workers.pipes import BadFrame, Channel, Deadline
 from vecenv.workers.pool import EnvRange
 from vecenv.workers.protocol import ERROR, Build, Kind, Message, StartCommand, decode, encode
@@ -76,8 +77,12 @@ class WorkerStarter:
         # What each worker builds: pickled, or as objects that a fork inherits. The data of its closures may be large.
         self._pickled: dict[int, bytes] = {}
         self._inherited: dict[int, Build] = {}
+        # Owner: this object, as long as workers run, because replies refer to the classes of `Build` by identity.
+        self._classes: list[type] = []
         forks = self._method == "fork"
         specs, logs = ([], None) if forks else (foreign_specs(), log_settings())
+        if forks:
+            identify_classes(Importable())
         for run in ranges:
             how = replace(options, own_copies=run.high - run.low > 1)  # the envs of a worker share this pickle
             build = Build(logs, specs, worker_init, env_fns[run.rows], run.low, how)
@@ -85,7 +90,7 @@ class WorkerStarter:
                 self._inherited[run.index] = build
             else:
                 # One pickle, so that objects that both use, such as globals of a script, stay the same objects.
-                self._pickled[run.index] = dumps(build, REMEDY, _parts(env_fns, run, worker_init))
+                self._pickled[run.index] = dumps(build, REMEDY, _parts(env_fns, run, worker_init), self._classes)
 
     def start(self, run: EnvRange, others: Sequence[WorkerHandle]) -> WorkerHandle:
         """Starts the process of one worker, which then waits for START; `others` are the existing workers.

@@ -40,10 +40,10 @@ from enum import IntEnum
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
-import cloudpickle
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
+from vecenv import by_value
 from vecenv.errors import MessageTooLarge, OtherForm
 from vecenv.memory.layout import Layout
 from vecenv.rows.batched import Batched
@@ -268,6 +268,17 @@ short_frame: Callable[[int, int], bytes] = partial(FRAME.pack, HEADER_SIZE)
 """`short_frame(kind, slot)` is the frame of a message without a payload."""
 
 
+_classes_of_parent: frozenset[str] = frozenset()  # in a worker: the identities of those that `Build` brought
+
+
+def decode_build(pickled: bytes) -> Build:
+    """Returns what a worker builds. From then on, replies refer to the parent's classes instead of pickling them."""
+    global _classes_of_parent
+    build = pickle.loads(pickled)
+    _classes_of_parent = by_value.identities()
+    return build
+
+
 def encode(kind: Kind, slot: int = 0, payload: Any = None) -> bytes:
     """Returns the frame of one message. A payload of None is not pickled.
 
@@ -276,8 +287,8 @@ def encode(kind: Kind, slot: int = 0, payload: Any = None) -> bytes:
     """
     if payload is None:
         return short_frame(kind, slot)
-    # cloudpickle, because envs, arguments and infos may hold lambdas and classes of __main__, which the other process
-    # does not import. A reply is tried without it first: pickle is faster for arrays, and refuses what it cannot find.
+    # By value, because envs, arguments and infos may hold lambdas and classes of __main__, which the other process does
+    # not import. A reply is tried without it first: pickle is faster for arrays, and refuses what it cannot find.
     # A batch of actions whose dtype is not the space's is pickled in the same way: numbers need no import.
     body = None
     if kind in REPLIES or (type(payload) is np.ndarray and not payload.dtype.hasobject):
@@ -285,7 +296,7 @@ def encode(kind: Kind, slot: int = 0, payload: Any = None) -> bytes:
             body = pickle.dumps(payload, pickle.HIGHEST_PROTOCOL)
     if body is None:
         try:
-            body = cloudpickle.dumps(payload) if kind in REPLIES else dumps(payload)
+            body = by_value.dumps(payload, _classes_of_parent) if kind in REPLIES else dumps(payload)
         except Exception as error:
             if isinstance(payload, StepObjects) and (keys := _unpicklable(payload)):
                 error.add_note(f"The infos under {keys} cannot be pickled: let the env return plain values instead.")
@@ -304,7 +315,7 @@ def _unpicklable(objects: StepObjects) -> list[str]:
     found: list[str] = []
     for key, _, values in objects.infos:
         try:
-            cloudpickle.dumps(values)
+            by_value.dumps(values)
         except Exception:
             found.append(key)
     return found

@@ -22,10 +22,10 @@ from enum import Enum
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-import cloudpickle
 import gymnasium as gym
 import numpy as np
 
+from vecenv import by_value
 from vecenv.errors import NotRestorable, OtherForm, SharedMemoryFull, in_one_line
 from vecenv.memory.block import Block
 from vecenv.resources import tightest_limit
@@ -55,6 +55,7 @@ from vecenv.workers.protocol import (
     StartCommand,
     StepRowsCommand,
     decode,
+    decode_build,
     doing,
     encode,
     short_frame,
@@ -209,7 +210,7 @@ class CommandServer:
         os.environ.clear()
         os.environ.update(command.environment)
         if command.build is not None:
-            self._build = pickle.loads(command.build)
+            self._build = decode_build(command.build)
         assert self._build is not None, "a worker that was forked from its parent inherits what to build"
         build, self._build = self._build, None
         if build.logs is not None:
@@ -268,10 +269,10 @@ class CommandServer:
             error.add_note(tightest_limit())
         text = _shortened("".join(traceback.format_exception(error)))
         kind = type(error)
-        # A fork has the classes of its parent, which finds them by name, also those that cloudpickle sends by value.
+        # A fork has the classes of its parent, which finds them by name, also those that are otherwise sent by value.
         by_name = getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind
         try:
-            exception = (pickle.dumps if by_name else cloudpickle.dumps)(kind)
+            exception = (pickle.dumps if by_name else by_value.dumps)(kind)
         except Exception:
             exception = None
         cause = _shortened(in_one_line(error))
