@@ -22,6 +22,7 @@ from ppo.cluster import cluster
 from ppo.config import Config, ConfigError
 from ppo.envs import EnvSource, check_settings, spaces_of, training_envs
 from ppo.footprint import check_mappings, check_memory
+from ppo.model.distributions import for_space
 from ppo.model.observations import check_readable, image_warnings
 from ppo.run.folder import Run
 from ppo.run.wrappers import agreed, describe_each
@@ -159,6 +160,7 @@ def _in_main(config: Config) -> dict[str, Any]:
 
 def _local(config: Config, envs: VectorEnvs, *, first_env: int = 0) -> LocalCollector:
     spaces = spaces_of(config, envs)
-    for observed, _ in spaces.values():
-        check_readable(observed)  # before the engine refuses the space with an error that names no wrapper
+    for observed, acted in spaces.values():  # before the engine refuses a space with an error that names no wrapper
+        check_readable(observed)
+        for_space(acted, transform=config.action_transform)
     return LocalCollector(config, envs, spaces, wrappers=describe_each(config, envs), first_env=first_env)

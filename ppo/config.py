@@ -94,7 +94,7 @@ class Config:
         'Gymnasium id, "module:id", "module:name" of a class or function, or "pettingzoo:module".')] = "HalfCheetah-v5"
     total_steps: Annotated[int, Setting("task", AT_LEAST_1, resumable=True, help=
         "Env-steps to train for; the last update is completed.")] = 1_000_000
-    num_envs: Annotated[int, Setting("task", AT_LEAST_1, help="Number of envs (N).")] = 64
+    num_envs: Annotated[int, Setting("task", Range(1, 2**16), help="Number of envs (N).")] = 64
     num_workers: Annotated[int | None, Setting("task", AT_LEAST_0, resumable=True, help=
         "Worker processes. None: one per core, or 0 (this process) for MuJoCo in C++.")] = None
     backend: Annotated[Literal["auto", "python"], Setting("task", resumable=True, help=

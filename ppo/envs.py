@@ -86,7 +86,9 @@ def naming(config: Config, source: EnvSource, name: str | None = None) -> Config
     if source is None or config.is_multi_agent or (":" not in config.env and config.env not in gym.registry):
         return config
     function = getattr(source[0] if isinstance(source, Sequence) and source else source, "__name__", "")
-    return dataclasses.replace(config, env=name or (function if function.isidentifier() else "given"))
+    return dataclasses.replace(
+        config, env=(name or "").replace(":", "_") or (function if function.isidentifier() else "given")
+    )
 
 
 def check_source(source: Any) -> None:

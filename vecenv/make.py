@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import logging
@@ -134,7 +135,7 @@ def make(
     if reason:
         _log_once(level, spec.id, f"is not {_vector_form(spec)}, but consists of single envs: {reason}")
     envs = single_envs()
-    envs.spec = spec
+    envs.spec = _with_kwargs(spec, env_kwargs)
     return envs
 
 
@@ -220,8 +221,18 @@ def _one_vector_env(
         level, results = (logging.INFO, "equal") if _is_ours(spec) else (logging.WARNING, "possibly different")
         message = f"is {_vector_form(spec)}; backend='python' gives single envs with {results} spaces and rewards"
         _log_once(level, spec.id, message)
-    envs.spec = spec
+    envs.spec = _with_kwargs(spec, env_kwargs)
     return envs
+
+
+def _with_kwargs(spec: EnvSpec, env_kwargs: dict[str, Any]) -> EnvSpec:
+    """Returns a spec from which `gymnasium.make` builds one of the envs, without their wrappers."""
+    kwargs = {**spec.kwargs, **env_kwargs}
+    kwargs.pop("disable_env_checker", None)
+    limit = kwargs.pop("max_episode_steps", None)
+    return dataclasses.replace(
+        spec, kwargs=kwargs, max_episode_steps=spec.max_episode_steps if limit is None else limit
+    )
 
 
 def _is_ours(spec: EnvSpec) -> bool:

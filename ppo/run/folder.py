@@ -133,7 +133,7 @@ class Run:
         """Raises RunError if the run ended before its first checkpoint."""
         # The first evaluation may precede the first periodic checkpoint.
         found = any(path.name.startswith(("step_", "best", "old_")) for path in self.checkpoints.glob("*"))
-        if not found or not (self.path / "spaces.json").exists():
+        if not found:
             raise RunError(f"{self.path} holds nothing to load: it ended before its first checkpoint. Start a new run.")
 
     def write_config(self, config: Config) -> None:

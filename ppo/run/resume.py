@@ -41,13 +41,14 @@ class Newest:
         env_steps: Env-steps of the run that it holds.
         complete: Whether another checkpoint at these env-steps could not hold more: this one holds the states of the
             envs, they can never be saved, or it was the last attempt to save them.
-        states: The states of the envs that a resumed run has read from it; None once the envs continue from them.
+        states: The states of the envs that a resumed run has read from it, or the error of reading them; None once the
+            envs continue from them.
         why_fresh: Why it holds no states of the envs, for a run that resumes from it; None if it holds them.
     """
 
     env_steps: int
     complete: bool
-    states: list[Any] | None = None
+    states: list[Any] | Exception | None = None
     why_fresh: str | None = None
 
 
@@ -120,14 +121,17 @@ class EnvStates:
         self._took_s = self._ended_s - start  # an attempt that failed says nothing
         return SavedStates(content)
 
-    def restore(self, states: list[Any] | None, why_fresh: str | None) -> bool:
+    def restore(self, states: list[Any] | Exception | None, why_fresh: str | None) -> bool:
         """Restores the states of a checkpoint and returns True, or warns of the reason why it cannot.
 
-        If the checkpoint holds no states, `why_fresh` is the reason.
+        `states` is the error of reading them if they are damaged. If the checkpoint holds none, `why_fresh` is the
+        reason.
         """
         cause = "the checkpoint was written without their states"
         if states is not None:
             try:
+                if isinstance(states, Exception):
+                    raise states
                 self._collector.set_states(states)
                 return True
             except vecenv.WorkerDied:

@@ -20,7 +20,8 @@ from ppo.presets import PRESETS
     [
         ({"minibatch_size": 60}, "minibatch_size=60 does not divide .* 64 \\* 32 = 2048: the nearest size .* is 64"),
         ({"minibatch_size": 5000}, "the nearest size that does is 2048"),
-        ({"num_envs": 0}, "num_envs=0 is out of range: it must be 1 or more"),
+        ({"num_envs": 0}, "num_envs=0 is out of range: it must be 1 to 65536"),
+        ({"num_envs": 1_000_000}, "num_envs=1000000 is out of range"),
         ({"num_workers": -1}, "num_workers=-1 is out of range: it must be 0 or more, or None"),
         ({"kl_target": 0.0}, "kl_target=0.0 is out of range: it must be above 0"),
         ({"kl_limit": -1.0}, "kl_limit=-1.0 is out of range: it must be above 0, or None"),

@@ -94,6 +94,7 @@ def test_training_progress_survives_damaged_env_states(tmp_path, stopped):
     (checkpoints(path)[-1] / "envs.npz").write_bytes(b"damaged")
     result = ppo.resume(path, callbacks=[callback])
     assert result.env_steps == 4 * 128 and "envs.npz holds no env states" in callback.warnings[0]
+    assert "because their states cannot be restored" in callback.warnings[0]
 
 
 @pytest.mark.parametrize(

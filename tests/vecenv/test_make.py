@@ -1,5 +1,6 @@
 """Tests of vecenv/make.py: `vecenv.make` chooses the backend, and `gymnasium.make_vec` builds "vecenv/ID"."""
 
+import copy
 import multiprocessing
 import subprocess
 import sys
@@ -192,6 +193,26 @@ def test_warm_up_starts_the_fork_server_only_if_there_will_be_workers(env_id, ar
     monkeypatch.setattr(sys.modules["vecenv.make"], "start_fork_server", lambda: started.append(True))
     vecenv.warm_up(env_id, **arguments)
     assert bool(started) == starts
+
+
+@pytest.mark.parametrize(
+    ("env_id", "kwargs"), [("Pendulum-v1", {"g": 2.0}), ("Hopper-v5", {"reset_noise_scale": 0.25, "frame_skip": 2})]
+)
+def test_the_spec_of_a_vector_env_makes_a_single_env_with_the_same_arguments(env_id, kwargs):
+    before = copy.deepcopy(gym.spec(env_id))
+    with vecenv.make(env_id, 2, max_episode_steps=7, disable_env_checker=True, **kwargs) as envs:
+        envs.spec.kwargs["made_up"] = 1
+    assert gym.spec(env_id) == before
+    del envs.spec.kwargs["made_up"]
+    env = gym.make(envs.spec)
+    assert env.spec.max_episode_steps == 7 and env.spec.kwargs.items() >= kwargs.items()
+    env.close()
+
+
+def test_an_id_without_a_version_names_the_newest_one():
+    with vecenv.make("Hopper", 2) as envs:
+        assert envs.spec.id == "Hopper-v5" and stepped_in_cpp(envs)
+    assert vecenv.make_single("CartPole").spec.id == "CartPole-v1"
 
 
 def test_make_vec_returns_an_async_vector_env_and_passes_its_arguments_on():

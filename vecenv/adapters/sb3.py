@@ -167,7 +167,7 @@ class VecEnvAdapter(VecEnv):
     def _apply(self, function: Callable[[gym.Env], Any], indices: Indices) -> list[Any]:
         if self._batched:
             raise TypeError(f"all envs are stepped in one call, so there is no single env. {ADVICE}")
-        ids = [i % self.num_envs for i in self._get_indices(indices)]  # -1 is the last env, as in a list
+        ids = [range(self.num_envs)[i] for i in self._get_indices(indices)]  # -1 is the last env, as in a list
         return self.envs.apply(function, ids) if ids else []
 
 

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 import gymnasium as gym
-from gymnasium.envs.registration import EnvSpec
+from gymnasium.envs.registration import EnvSpec, find_highest_version, get_env_id, parse_env_id
 from gymnasium.vector import VectorEnv
 
 REGISTERED = "vecenv.make:make_registered"
@@ -65,7 +65,7 @@ def load_spec(env_id: str | EnvSpec) -> EnvSpec:
         if module is not None and name not in gym.registry and (creator := getattr(module, name, None)) is not None:
             return _unregistered(env_id, creator)
         try:
-            env_id = gym.spec(name)
+            env_id = gym.spec(_with_version(name))
         except gym.error.Error as error:  # raised again here, which is how `worker_failed` recognizes a wrong id
             if not isinstance(error, (gym.error.NameNotFound, gym.error.NamespaceNotFound)):
                 raise type(error)(str(error)) from None
@@ -89,6 +89,13 @@ def load_spec(env_id: str | EnvSpec) -> EnvSpec:
     if isinstance(env_id.entry_point, str) and (task := _MUJOCO_ENTRY_POINT.fullmatch(env_id.entry_point)):
         return dataclasses.replace(env_id, vector_entry_point=f"vecenv.mujoco:{task[1]}")
     return env_id
+
+
+def _with_version(name: str) -> str:
+    """Returns an id with its newest version if it names none, as `gymnasium.make` does."""
+    namespace, base, version = parse_env_id(name)
+    newest = find_highest_version(namespace, base) if version is None and name not in gym.registry else None
+    return name if newest is None else get_env_id(namespace, base, newest)
 
 
 def load_outline(env_id: str) -> EnvSpec:

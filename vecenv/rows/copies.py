@@ -14,6 +14,7 @@ import io
 import mmap
 import os
 import pickle
+import weakref
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from types import CellType, FunctionType, ModuleType
@@ -190,6 +191,7 @@ class _Pages:
             try:
                 if self._file is None:
                     self._file = os.fdopen(os.memfd_create("vecenv", os.MFD_CLOEXEC), "r+b")
+                    weakref.finalize(self, self._file.close)
                 start = -(-self._size // mmap.PAGESIZE) * mmap.PAGESIZE
                 self._file.seek(start)
                 self._file.write(data)

@@ -307,6 +307,14 @@ def test_a_run_that_ended_before_its_first_checkpoint_is_an_error_that_says_so(t
     assert "Error" not in str(caught.value)
 
 
+def test_a_run_whose_spaces_are_lost_is_not_said_to_have_no_checkpoint(tmp_path, finished):
+    copy = shutil.copytree(finished.path, tmp_path / "copy")
+    (copy / "spaces.json").unlink()
+    for name, words in (("evaluate", [str(copy)]), ("train", ["--resume", str(copy)])):
+        with pytest.raises(RunError, match=r"spaces\.json cannot be read.*[Rr]estore a backup"):
+            importlib.import_module(f"ppo.cli.{name}").command(words)
+
+
 def test_a_resumed_run_cannot_change_a_setting_that_its_checkpoint_depends_on(finished, run_here):
     done = run_here("train", "--resume", str(finished.path), "--num-envs", "8")
     assert done.returncode == 2 and "num_envs would change" in done.stderr

@@ -146,6 +146,7 @@ def test_runs_on_envs_passed_by_the_user_are_not_labeled_with_the_configs_env():
     names = [naming(config, lambda: None), naming(config, a_run), naming(config, a_run, "x"), naming(config, None, "x")]
     assert [one.env for one in names] == ["given", "a_run", "x", "HalfCheetah-v5"]
     assert naming(made_up, a_run, "x").env == "made up"
+    assert naming(config, a_run, "pettingzoo:x").env == "pettingzoo_x"  # not a PettingZoo env
 
 
 def test_runs_without_returns_are_skipped_with_a_warning_if_another_run_has_some(tmp_path, capsys):

@@ -152,6 +152,10 @@ def test_attributes_methods_and_wrappers_can_be_addressed_by_env():
         venv.set_attr("length", 9, indices=1)
         assert venv.get_attr("length") == [3, 9, 5, 3]
         assert venv.env_method("__getattribute__", "index", indices=[3]) == [3]
+        for i in (4, -5):
+            with pytest.raises(IndexError):
+                venv.set_attr("length", 7, indices=i)
+        assert venv.get_attr("length", np.array([3, -4])) == [3, 3]
         assert venv.has_attr("length") and not venv.has_attr("nothing")
         assert venv.env_is_wrapped(gym.wrappers.TimeLimit) == [False] * 4
     venv = SubprocVecEnv([lambda: gym.make("CartPole-v1")] * 2)

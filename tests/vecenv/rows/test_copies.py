@@ -252,6 +252,18 @@ def test_a_large_array_is_stored_once_for_all_copies(monkeypatch):
     np.testing.assert_array_equal(copiers([array, others])[1](), others)
 
 
+@pytest.mark.filterwarnings("error::ResourceWarning", "error::pytest.PytestUnraisableExceptionWarning")
+def test_the_file_of_large_arrays_is_closed_with_the_last_copier(monkeypatch):
+    create, created = os.memfd_create, []
+    monkeypatch.setattr(os, "memfd_create", lambda *arguments: created.append(create(*arguments)) or created[-1])
+    (copier,) = copiers([np.ones(2**18)])
+    copied = copier()
+    del copier
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(*created)
+    assert copied.all()
+
+
 def test_when_files_cannot_be_mapped_arrays_are_copied(monkeypatch):
     def refuse(*arguments, **keywords):
         raise OSError("too many open files")
