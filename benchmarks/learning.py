@@ -104,7 +104,6 @@ def _studies() -> dict[str, Study]:
         ("CartPole-v1", "paper/cartpole", 0.2, of_2017),
         ("InvertedDoublePendulum-v5", "paper/double_pendulum", 1, of_2017),
         ("Reacher-v5", "paper/reacher", 5, of_2017),
-        ("HalfCheetah-v5", "paper/cheetah", 10, of_2017[:1]),
     ]
     found = []
     for env, preset, millions, seeds in plans:

@@ -94,9 +94,9 @@ def identify_classes(is_importable: Callable[[str], bool]) -> None:
     `is_importable` tells whether other processes can import the module with a given name.
     """
     for cls in _subclasses(object, set()):
-        module = str(cls.__module__)
-        if module == "__main__" or "<locals>" in cls.__qualname__ or not is_importable(module):
-            with contextlib.suppress(TypeError):  # its metaclass makes it unhashable
+        with contextlib.suppress(Exception):  # raised by its metaclass, for example because it is not hashable
+            module = str(cls.__module__)
+            if module == "__main__" or "<locals>" in cls.__qualname__ or not is_importable(module):
                 internals._get_or_create_tracker_id(cls)
 
 

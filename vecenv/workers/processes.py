@@ -29,8 +29,8 @@ from vecenv.workers.pool import EnvRange
 from vecenv.workers.protocol import ERROR, Build, Kind, Message, StartCommand, decode, encode
 
 REMEDY = (
-    "Create it inside the function, so that each env has its own. num_workers=0 and context='fork' do not pickle "
-    "functions."
+    "Create it inside the function, so that each env has its own, or move what uses it to a module, which workers "
+    "import. num_workers=0 and context='fork' do not pickle functions."
 )
 
 
