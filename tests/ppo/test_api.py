@@ -386,9 +386,9 @@ def test_the_policy_with_the_best_evaluation_is_kept_loaded_and_exported(tmp_pat
     np.testing.assert_allclose(exported, actions("best"), rtol=1e-5)
     with pytest.raises(ppo.RunError, match="holds no checkpoint 64: choose one of latest, 128, 192, 256, best"):
         ppo.load_policy(run, checkpoint=64)
-    scores = Scores(run.path.parent, [5.0, 4.0, 5.0])  # the first one is that of `best`, which is scored again
+    scores = Scores(run.path.parent, [4.0, 5.0])
     ppo.resume(run, total_steps=384, eval_envs=Scored, callbacks=scores)
-    assert scores.best == [128, 384]  # of equal policies, the later one
+    assert scores.best == [320, 384]  # `best` was scored again, with 4.0, and of equal policies, the later one is kept
     np.testing.assert_array_equal(actions("best"), actions("latest"))
 
 
