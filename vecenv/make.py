@@ -230,9 +230,8 @@ def _with_kwargs(spec: EnvSpec, env_kwargs: dict[str, Any]) -> EnvSpec:
     kwargs = {**spec.kwargs, **env_kwargs}
     kwargs.pop("disable_env_checker", None)
     limit = kwargs.pop("max_episode_steps", None)
-    return dataclasses.replace(
-        spec, kwargs=kwargs, max_episode_steps=spec.max_episode_steps if limit is None else limit
-    )
+    limit = spec.max_episode_steps if limit is None else limit
+    return dataclasses.replace(spec, kwargs=kwargs, max_episode_steps=None if limit == -1 else limit)
 
 
 def _is_ours(spec: EnvSpec) -> bool:

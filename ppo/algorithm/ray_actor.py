@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import cloudpickle
 import gymnasium as gym
 import numpy as np
 
@@ -67,7 +68,7 @@ def _portable(method: _Method) -> _Method:
             return method(self, *arguments)
         except Exception as error:
             try:
-                pickle.loads(vecenv.pickle_for_workers(error))
+                pickle.loads(cloudpickle.dumps(error))
             except Exception:
                 raise env_error(None, "".join(traceback.format_exception(error)), in_one_line(error)) from None
             raise

@@ -158,7 +158,10 @@ def only_reward_moments(moments: RunningMoments) -> tf.train.Checkpoint:
 
 
 def _env_states(path: Path) -> dict[str, Any]:
-    """Returns the env states of a checkpoint, if any, or the error of reading them: training can go on without them."""
+    """Returns the env states of a checkpoint, if any, or the error raised when reading them.
+
+    Training can go on without them.
+    """
     try:
         return {"env_states": vecenv.state.load(path / ENV_STATES)} if (path / ENV_STATES).exists() else {}
     except Exception as error:  # a damaged file can raise any exception

@@ -41,8 +41,8 @@ class Newest:
         env_steps: Env-steps of the run that it holds.
         complete: Whether another checkpoint at these env-steps could not hold more: this one holds the states of the
             envs, they can never be saved, or it was the last attempt to save them.
-        states: The states of the envs that a resumed run has read from it, or the error of reading them; None once the
-            envs continue from them.
+        states: The states of the envs that a resumed run has read from it, or the error raised when reading them; None
+            once the envs continue from them.
         why_fresh: Why it holds no states of the envs, for a run that resumes from it; None if it holds them.
     """
 
@@ -124,8 +124,8 @@ class EnvStates:
     def restore(self, states: list[Any] | Exception | None, why_fresh: str | None) -> bool:
         """Restores the states of a checkpoint and returns True, or warns of the reason why it cannot.
 
-        `states` is the error of reading them if they are damaged. If the checkpoint holds none, `why_fresh` is the
-        reason.
+        `states` is the error raised when reading them if they are damaged. If the checkpoint holds none, `why_fresh` is
+        the reason.
         """
         cause = "the checkpoint was written without their states"
         if states is not None:

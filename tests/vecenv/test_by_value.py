@@ -5,10 +5,15 @@ import dataclasses
 import enum
 import functools
 import gc
+import importlib
+import importlib.util
 import pickle
+import sys
+import threading
 import traceback
 import weakref
 
+import cloudpickle
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -109,7 +114,7 @@ def test_a_class_that_a_process_does_not_know_works_there():
     assert dataclasses.asdict(found) == {"length": 4}
 
 
-def test_a_class_that_returns_keeps_the_state_that_it_has_here():
+def test_a_class_that_comes_back_keeps_the_state_that_it_has_here():
     """cloudpickle would give it the methods and attributes that it had when it was pickled."""
     cls = local_class()
     data = by_value.dumps([cls(), cls])
@@ -133,6 +138,38 @@ def test_a_class_whose_unpickling_failed_is_received_again():
     with pytest.raises(ZeroDivisionError):
         pickle.loads(broken)
     assert pickle.loads(whole)(2).table == [0, 1]
+
+
+def test_a_cell_that_no_function_captures_keeps_its_value():
+    add, read = counter()
+    add()
+    (cell,) = read.__closure__
+    again, other, reading = sent([cell, cell, read])
+    assert again is other and again.cell_contents == reading() == 1
+
+
+def test_a_cached_function_keeps_its_attributes_and_one_of_a_module_is_found_by_its_name(tmp_path, monkeypatch):
+    @functools.cache
+    def double(n):
+        return 2 * n
+
+    double.unit = "m"
+    again = sent(double)
+    assert again(3) == 6 and again.unit == "m" and again.cache_info().currsize == 1 and double.cache_info().misses == 0
+    (tmp_path / "tables.py").write_text("import functools\n@functools.cache\ndef table():\n    return 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "tables", raising=False)
+    table = importlib.import_module("tables").table
+    assert sent(table) is table
+
+
+def test_known_classes_are_not_pickled_again():
+    cls = local_class()
+    by_value.dumps(cls)
+    cls.lock = threading.Lock()
+    with pytest.raises(TypeError, match="lock"):
+        by_value.dumps(cls(2))
+    assert type(pickle.loads(by_value.dumps(cls(2), {by_value.identity_of(cls)}))) is cls
 
 
 def test_a_traceback_shows_the_lines_of_a_pickled_function():
@@ -216,3 +253,72 @@ def test_values_of_local_classes_travel_without_changing_the_classes(way):
         _, infos = envs.reset()
         assert not infos["hard"].any() and infos["resets"].tolist() == ([5, 6] if way == 0 else [3, 3])
     assert Task.__init__ is method and Task.made == made + (5 if way == 0 else 1)
+
+
+class Unpacking:
+    """A function that makes envs and unpickles a class of its own, which the parent does not know."""
+
+    def __init__(self, packed):
+        self._packed = packed
+
+    def __getstate__(self):
+        return self._packed
+
+    def __setstate__(self, packed):
+        self._packed, self._made = packed, pickle.loads(packed)
+
+    def __call__(self):
+        made = self._made
+
+        class Env(CountingEnv):
+            def reset(self, **kwargs):
+                observation, _ = super().reset(**kwargs)
+                return observation, {"made": made()}
+
+        return Env(0)
+
+
+def test_replies_hold_classes_that_the_parent_does_not_know():
+    classes = [type("Found", (), {"greet": lambda self: "hello"})]
+    packed = cloudpickle.dumps(classes[0])
+    forget(classes)
+    with vecenv.AsyncVectorEnv([Unpacking(packed)] * 2, num_workers=1) as envs:
+        _, infos = envs.reset()
+        assert [each.greet() for each in infos["made"]] == ["hello"] * 2
+
+
+def test_replies_refer_to_classes_of_the_parent_even_if_only_the_vector_env_still_has_them():
+    class Env(CountingEnv):
+        def reset(self, **kwargs):
+            observation, _ = super().reset(**kwargs)
+            Found.lock = threading.Lock()  # so that a pickle of the class would fail
+            return observation, {"found": Found()}
+
+    Found = local_class()
+    with vecenv.AsyncVectorEnv([functools.partial(Env, 0)] * 2, num_workers=1) as envs:
+        gone = weakref.ref(Found)
+        Found = None
+        gc.collect()
+        _, infos = envs.reset()
+        assert all(type(found) is gone() for found in infos["found"])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_values_of_classes_in_a_file_that_only_the_parent_can_load_keep_their_class(tmp_path, way):
+    (tmp_path / "tasks.py").write_text("class Task:\n    pass\n")
+    spec = importlib.util.spec_from_file_location("loaded_tasks", tmp_path / "tasks.py")
+    module = sys.modules["loaded_tasks"] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        Task = module.Task
+
+        class Env(CountingEnv):
+            def reset(self, *, seed=None, options=None):
+                observation, _ = super().reset(seed=seed)
+                return observation, {"known": isinstance(options["task"], Task), "task": Task()}
+
+        with vecenv.AsyncVectorEnv([functools.partial(Env, 0)] * 2, **workers(way)) as envs:
+            _, infos = envs.reset(options={"task": Task()})
+        assert infos["known"].all() and all(type(task) is Task for task in infos["task"])
+    finally:
+        del sys.modules["loaded_tasks"]

@@ -209,6 +209,11 @@ def test_the_spec_of_a_vector_env_makes_a_single_env_with_the_same_arguments(env
     env.close()
 
 
+def test_the_spec_of_a_vector_env_without_a_time_limit_makes_a_single_env_without_one():
+    with vecenv.make("CartPole-v1", 2, num_workers=0, max_episode_steps=-1) as envs:
+        assert gym.make(envs.spec).spec.max_episode_steps is None
+
+
 def test_an_id_without_a_version_names_the_newest_one():
     with vecenv.make("Hopper", 2) as envs:
         assert envs.spec.id == "Hopper-v5" and stepped_in_cpp(envs)

@@ -28,6 +28,9 @@ from vecenv.rows.checks import NUMBERS
 _CONSTANT = NUMBERS | {complex, str, bytes, type(None)}
 """Exact types whose values cannot change."""
 
+_SHARED = (type, ModuleType, functools._lru_cache_wrapper)
+"""Types whose objects all copies share. A cache would otherwise be filled once per env."""
+
 _LARGE = 2**20  # from this size in bytes, the copies of an array share the pages that none of them writes to
 
 
@@ -122,7 +125,7 @@ class _Pickler(by_value.Pickler):
     def persistent_id(self, obj: Any) -> int | None:
         """Returns the index in `kept` of an object that all copies share; None for any other object."""
         kind = type(obj)
-        kept = kind is _Kept or issubclass(kind, type | ModuleType) or (kind in (str, bytes) and len(obj) >= _LARGE)
+        kept = kind is _Kept or issubclass(kind, _SHARED) or (kind in (str, bytes) and len(obj) >= _LARGE)
         # Processes would share the file of a `memmap`, too, which may be larger than the memory. Copies have no file.
         if not (kept or (kind is np.memmap and obj._mmap is not None)):
             return None

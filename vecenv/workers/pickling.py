@@ -41,13 +41,8 @@ def _forget_lock() -> None:
 os.register_at_fork(after_in_child=_forget_lock)  # another thread may have held it during the fork
 
 
-def dumps(
-    value: Any,
-    remedy: str = "Pass only what can be pickled.",
-    parts: Mapping[str, Any] | None = None,
-    classes: list[type] | None = None,
-) -> bytes:
-    """Returns a pickle of a value that workers can load. Appends to `classes` what it pickles by value.
+def dumps(value: Any, remedy: str = "Pass only what can be pickled.", parts: Mapping[str, Any] | None = None) -> bytes:
+    """Returns a pickle of a value that workers can load.
 
     Raises:
         TypeError: If the value cannot be pickled. The message names each step from one of the `parts` of the value (by
@@ -55,9 +50,14 @@ def dumps(
             modules that had to be pickled by value.
         SharedMemoryFull: If there is no memory for the pickle.
     """
+    return dumps_with_classes(value, remedy, parts)[0]
+
+
+def dumps_with_classes(value: Any, remedy: str, parts: Mapping[str, Any] | None) -> tuple[bytes, list[type]]:
+    """Returns what `dumps` does, and the classes that were pickled by value."""
     importable = Importable()
     try:
-        return _dumps(value, importable, classes)
+        return _dumps(value, importable)
     except MemoryError as error:
         raise out_of_memory(error) from error
     except Exception as error:
@@ -74,7 +74,7 @@ def dumps_or_none(value: Any, importable: Importable | None = None) -> bytes | N
     Many calls take less time if they share an `Importable`.
     """
     try:
-        return _dumps(value, importable or Importable())
+        return _dumps(value, importable or Importable())[0]
     except Exception:
         return None
 
@@ -84,26 +84,24 @@ def picklable(value: Any, importable: Importable | None = None) -> bool:
     return dumps_or_none(value, importable) is not None
 
 
-def _dumps(value: Any, importable: Importable, classes: list[type] | None = None) -> bytes:
+def _dumps(value: Any, importable: Importable) -> tuple[bytes, list[type]]:
     stream = io.BytesIO()
     pickler = _Pickler(stream, importable)
     with _lock:
         try:
             pickler.dump(value)
         except Exception as error:
-            if pickler.by_value:
-                names = ", ".join(module.__name__ for module in pickler.by_value)
+            if pickler.registered:
+                names = ", ".join(module.__name__ for module in pickler.registered)
                 error.add_note(
                     f"Workers cannot import these modules by their names, so what envs use of them must be pickled: "
                     f"{names}. Give each module the name of its file and put its folder on sys.path."
                 )
             raise
         finally:
-            for module in pickler.by_value:
+            for module in pickler.registered:
                 cloudpickle.unregister_pickle_by_value(module)
-    if classes is not None:
-        classes += pickler.classes
-    return stream.getvalue()
+    return stream.getvalue(), pickler.classes
 
 
 def _chain(parts: Mapping[str, Any], importable: Importable) -> str:
@@ -189,8 +187,7 @@ class _Pickler(by_value.Pickler):
 
     def __init__(self, stream: io.BytesIO, importable: Importable):
         super().__init__(stream)
-        self.by_value: list[ModuleType] = []
-        self.classes: list[type] = []
+        self.registered: list[ModuleType] = []
         self._importable = importable
 
     def reducer_override(self, obj: Any) -> Any:
@@ -199,7 +196,7 @@ class _Pickler(by_value.Pickler):
             registered = cloudpickle.list_registry_pickle_by_value()
             if not self._importable(name) and (module := sys.modules[name]).__name__ not in registered:
                 cloudpickle.register_pickle_by_value(module)
-                self.by_value.append(module)
+                self.registered.append(module)
         elif isinstance(obj, EnvSpec | WrapperSpec) and (names := _names_in_main(obj)):
             reduced: Any = obj.__reduce_ex__(4)
             make, arguments, *state = reduced
@@ -212,10 +209,7 @@ class _Pickler(by_value.Pickler):
             }
             if creators:
                 return replace(obj, **creators).__reduce_ex__(4)
-        reduced = super().reducer_override(obj)
-        if isinstance(obj, type) and reduced is not NotImplemented:
-            self.classes.append(obj)
-        return reduced
+        return super().reducer_override(obj)
 
 
 def _names_in_main(spec: EnvSpec | WrapperSpec) -> dict[str, Any]:

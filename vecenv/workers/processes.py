@@ -14,7 +14,7 @@ import gymnasium as gym
 from gymnasium import logger
 from gymnasium.envs.registration import EnvSpec
 
-from vecenv.by_value import identify_classes
+from vecenv.by_value import identify_classes, identity_of
 from vecenv.errors import SharedMemoryFull, VecEnvError, WorkerDied
 from vecenv.rows.batched import Batched
 from vecenv.rows.messages import RowsOptions
@@ -23,7 +23,7 @@ from vecenv.workers import worker as worker_module
 from vecenv.workers.launch import check_not_daemonic, start_method
 from vecenv.workers.logs import log_settings
 from vecenv.workers.messenger import END_S, BadMessage, DeadlinePassed, Messenger, WorkerGone, WorkerHandle, sentinel_of
-from vecenv.workers.pickling import Importable, dumps, picklable
+from vecenv.workers.pickling import Importable, dumps, dumps_with_classes, picklable
 from vecenv.workers.pipes import BadFrame, Channel, Deadline
 from vecenv.workers.pool import EnvRange
 from vecenv.workers.protocol import ERROR, Build, Kind, Message, StartCommand, decode, encode
@@ -77,8 +77,8 @@ class WorkerStarter:
         # What each worker builds: pickled, or as objects that a fork inherits. The data of its closures may be large.
         self._pickled: dict[int, bytes] = {}
         self._inherited: dict[int, Build] = {}
-        # Owner: this object, as long as workers run, because replies refer to the classes of `Build` by identity.
-        self._classes: list[type] = []
+        # The classes in the pickles, kept while workers run, because replies refer to them by identity.
+        self._classes: dict[int, list[type]] = {}
         forks = self._method == "fork"
         specs, logs = ([], None) if forks else (foreign_specs(), log_settings())
         if forks:
@@ -90,7 +90,8 @@ class WorkerStarter:
                 self._inherited[run.index] = build
             else:
                 # One pickle, so that objects that both use, such as globals of a script, stay the same objects.
-                self._pickled[run.index] = dumps(build, REMEDY, _parts(env_fns, run, worker_init), self._classes)
+                index, parts = run.index, _parts(env_fns, run, worker_init)
+                self._pickled[index], self._classes[index] = dumps_with_classes(build, REMEDY, parts)
 
     def start(self, run: EnvRange, others: Sequence[WorkerHandle]) -> WorkerHandle:
         """Starts the process of one worker, which then waits for START; `others` are the existing workers.
@@ -121,7 +122,8 @@ class WorkerStarter:
     def start_frame(self, index: int, next_step: list[int] | None = None, *, again: bool) -> bytes:
         """Returns the frame of START for one worker. Without `again`, forgets the pickle; see `StartCommand`."""
         pickled = self._pickled.get(index) if again else self._pickled.pop(index, None)
-        return encode(Kind.START, payload=StartCommand(launch.environment(), pickled, next_step))
+        classes = frozenset(name for cls in self._classes.get(index, ()) if (name := identity_of(cls)))
+        return encode(Kind.START, payload=StartCommand(launch.environment(), pickled, classes, next_step))
 
 
 def _parts(env_fns: Sequence[Callable] | Batched, run: EnvRange, worker_init: Any) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
@@ -113,11 +113,13 @@ class StartCommand:
         environment: The environment variables to set first.
         build: A pickled `Build`. Unpickling it may import modules that read the variables. None if the worker was
             forked from this process, and has inherited a `Build` that need not be picklable.
+        classes: Identities of the classes in `build`, which the parent keeps.
         next_step: See `vecenv.rows.autoreset`. None for rows that are not taken over from a process that died.
     """
 
     environment: Mapping[str, str]
     build: bytes | None
+    classes: Container[str]
     next_step: list[int] | None
 
 
@@ -268,15 +270,18 @@ short_frame: Callable[[int, int], bytes] = partial(FRAME.pack, HEADER_SIZE)
 """`short_frame(kind, slot)` is the frame of a message without a payload."""
 
 
-_classes_of_parent: frozenset[str] = frozenset()  # in a worker: the identities of those that `Build` brought
+_classes_of_parent: Container[str] = ()  # in a worker: the identities of the classes that came with `Build`
 
 
-def decode_build(pickled: bytes) -> Build:
-    """Returns what a worker builds. From then on, replies refer to the parent's classes instead of pickling them."""
+def refer_to_classes(identities: Container[str]) -> None:
+    """Lets this worker's replies refer to classes that the parent is certain to know, instead of pickling them."""
     global _classes_of_parent
-    build = pickle.loads(pickled)
-    _classes_of_parent = by_value.identities()
-    return build
+    _classes_of_parent = identities
+
+
+def dumps_reply(value: Any) -> bytes:
+    """Returns a pickle of a value for the parent of this worker."""
+    return by_value.dumps(value, _classes_of_parent)
 
 
 def encode(kind: Kind, slot: int = 0, payload: Any = None) -> bytes:
@@ -296,7 +301,7 @@ def encode(kind: Kind, slot: int = 0, payload: Any = None) -> bytes:
             body = pickle.dumps(payload, pickle.HIGHEST_PROTOCOL)
     if body is None:
         try:
-            body = by_value.dumps(payload, _classes_of_parent) if kind in REPLIES else dumps(payload)
+            body = (dumps_reply if kind in REPLIES else dumps)(payload)
         except Exception as error:
             if isinstance(payload, StepObjects) and (keys := _unpicklable(payload)):
                 error.add_note(f"The infos under {keys} cannot be pickled: let the env return plain values instead.")
@@ -315,7 +320,7 @@ def _unpicklable(objects: StepObjects) -> list[str]:
     found: list[str] = []
     for key, _, values in objects.infos:
         try:
-            by_value.dumps(values)
+            dumps_reply(values)
         except Exception:
             found.append(key)
     return found

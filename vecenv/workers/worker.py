@@ -25,7 +25,6 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from vecenv import by_value
 from vecenv.errors import NotRestorable, OtherForm, SharedMemoryFull, in_one_line
 from vecenv.memory.block import Block
 from vecenv.resources import tightest_limit
@@ -55,9 +54,10 @@ from vecenv.workers.protocol import (
     StartCommand,
     StepRowsCommand,
     decode,
-    decode_build,
     doing,
+    dumps_reply,
     encode,
+    refer_to_classes,
     short_frame,
 )
 
@@ -210,7 +210,8 @@ class CommandServer:
         os.environ.clear()
         os.environ.update(command.environment)
         if command.build is not None:
-            self._build = decode_build(command.build)
+            self._build = pickle.loads(command.build)
+            refer_to_classes(command.classes)
         assert self._build is not None, "a worker that was forked from its parent inherits what to build"
         build, self._build = self._build, None
         if build.logs is not None:
@@ -269,10 +270,10 @@ class CommandServer:
             error.add_note(tightest_limit())
         text = _shortened("".join(traceback.format_exception(error)))
         kind = type(error)
-        # A fork has the classes of its parent, which finds them by name, also those that are otherwise sent by value.
+        # A fork has its parent's classes, so the parent finds them by name, even those otherwise sent by value.
         by_name = getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind
         try:
-            exception = (pickle.dumps if by_name else by_value.dumps)(kind)
+            exception = (pickle.dumps if by_name else dumps_reply)(kind)
         except Exception:
             exception = None
         cause = _shortened(in_one_line(error))

@@ -252,6 +252,15 @@ def test_a_large_array_is_stored_once_for_all_copies(monkeypatch):
     np.testing.assert_array_equal(copiers([array, others])[1](), others)
 
 
+def test_copies_share_a_cached_function_so_that_it_loads_data_only_once():
+    @functools.cache
+    def load():
+        return object()
+
+    (copier,) = copiers([functools.partial(max, load)])
+    assert copier().args[0] is copier().args[0] is load
+
+
 @pytest.mark.filterwarnings("error::ResourceWarning", "error::pytest.PytestUnraisableExceptionWarning")
 def test_the_file_of_large_arrays_is_closed_with_the_last_copier(monkeypatch):
     create, created = os.memfd_create, []
