@@ -101,7 +101,6 @@ def _studies() -> dict[str, Study]:
     plans += [
         ("Swimmer-v5", "swimmer", 1, tuple(range(100, 110))),
         ("Pendulum-v1", "paper/pendulum", 1, of_2017),
-        ("CartPole-v1", "paper/cartpole", 0.2, of_2017),
         ("InvertedDoublePendulum-v5", "paper/double_pendulum", 1, of_2017),
         ("Reacher-v5", "paper/reacher", 5, of_2017),
     ]
