@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import multiprocessing
+import pickle
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,6 +14,7 @@ from multiprocessing.connection import wait
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 from gymnasium import logger
 from gymnasium.envs.registration import EnvSpec
 
@@ -74,6 +78,7 @@ class WorkerStarter:
     ):
         check_not_daemonic()
         self._method, self._daemon, self._spin = start_method(context), daemon, spin
+        self._starts = 0
         # What each worker builds: pickled, or as objects that a fork inherits. The data of its closures may be large.
         self._pickled: dict[int, bytes] = {}
         self._inherited: dict[int, Build] = {}
@@ -123,7 +128,18 @@ class WorkerStarter:
         """Returns the frame of START for one worker. Without `again`, forgets the pickle; see `StartCommand`."""
         pickled = self._pickled.get(index) if again else self._pickled.pop(index, None)
         classes = frozenset(name for cls in self._classes.get(index, ()) if (name := identity_of(cls)))
-        return encode(Kind.START, payload=StartCommand(launch.environment(), pickled, classes, next_step))
+        seed = self._next_global_seed()
+        return encode(Kind.START, payload=StartCommand(launch.environment(), seed, pickled, classes, next_step))
+
+    def _next_global_seed(self) -> list[int]:
+        """Returns a seed for the global generators of a worker, which follows from the state of this process's.
+
+        Envs that use these generators are reproducible if this process has seeded them, and differ between workers.
+        """
+        self._starts += 1
+        state = pickle.dumps((random.getstate(), np.random.get_state(legacy=False)))
+        entropy = int.from_bytes(hashlib.blake2b(state).digest())
+        return np.random.SeedSequence([entropy, self._starts]).generate_state(8).tolist()
 
 
 def _parts(env_fns: Sequence[Callable] | Batched, run: EnvRange, worker_init: Any) -> dict[str, Any]:

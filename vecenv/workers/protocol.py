@@ -111,6 +111,7 @@ class StartCommand:
 
     Attributes:
         environment: The environment variables to set first.
+        global_seed: 32-bit words that seed the global generators of `random` and `numpy.random`.
         build: A pickled `Build`. Unpickling it may import modules that read the variables. None if the worker was
             forked from this process, and has inherited a `Build` that need not be picklable.
         classes: Identities of the classes in `build`, which the parent keeps.
@@ -118,6 +119,7 @@ class StartCommand:
     """
 
     environment: Mapping[str, str]
+    global_seed: list[int]
     build: bytes | None
     classes: Container[str]
     next_step: list[int] | None

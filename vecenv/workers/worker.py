@@ -11,6 +11,7 @@ import functools
 import multiprocessing
 import os
 import pickle
+import random
 import signal
 import sys
 import threading
@@ -90,8 +91,6 @@ def run(connection: Connection, inherited: Sequence[Channel], spin: bool, build:
         channel.close()
     # Otherwise a program that an env starts would keep the pipe open after this process has ended.
     os.set_inheritable(connection.fileno(), False)
-    # All forks of a process inherit the same state of numpy's global generator.
-    np.random.seed()
     server = CommandServer(connection, build)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
         server.serve(Waiter([connection], spin=spin))
@@ -209,6 +208,8 @@ class CommandServer:
         # These are the parent's current variables. The variables of the fork server may be older.
         os.environ.clear()
         os.environ.update(command.environment)
+        random.seed(command.global_seed[0])
+        np.random.seed(command.global_seed)
         if command.build is not None:
             self._build = pickle.loads(command.build)
             refer_to_classes(command.classes)

@@ -2,11 +2,13 @@
 
 import multiprocessing
 import os
+import random
 import signal
 import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -341,3 +343,40 @@ def test_an_object_that_cannot_be_unpickled_is_an_error_and_kills_no_worker():
         envs.step([0, 0])
         with pytest.raises(vecenv.VecEnvError, match=r"worker [01].*cannot be unpickled: ModuleNotFoundError"):
             envs.apply(lambda env: unknown())
+
+
+class Careless(CountingEnv):
+    """Draws from the global generators of Python and NumPy instead of its own."""
+
+    def reset(self, **kwargs):
+        observation, _ = super().reset(**kwargs)
+        return observation, {"python": random.random(), "numpy": np.random.random()}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_global_generators_of_workers_follow_from_those_of_the_parent(method):
+    def draws(seed):
+        random.seed(seed)
+        np.random.seed(seed)
+        with vecenv.AsyncVectorEnv([partial(Careless, 0)] * 2, num_workers=2, context=method) as envs:
+            _, infos = envs.reset()
+        assert random.random() == random.Random(seed).random()  # the parent's own numbers stay the same
+        assert np.random.random() == np.random.RandomState(seed).random_sample()
+        return infos["python"].tolist(), infos["numpy"].tolist()
+
+    before = random.getstate(), np.random.get_state()
+    try:
+        first, again, other = draws(3), draws(3), draws(4)
+    finally:
+        random.setstate(before[0]), np.random.set_state(before[1])
+    assert first == again != other
+    assert all(one != two for one, two in first)  # the two workers
+
+
+@pytest.mark.filterwarnings("ignore:.*It is restarted")
+def test_a_restarted_worker_does_not_repeat_its_global_random_numbers():
+    with vecenv.AsyncVectorEnv([partial(Careless, 0)], num_workers=1, on_worker_death="restart") as envs:
+        _, before = envs.reset()
+        os.kill(envs.processes[0].pid, signal.SIGKILL)
+        _, after = envs.reset()
+        assert before["numpy"] != after["numpy"] and before["python"] != after["python"]
