@@ -160,7 +160,7 @@ def _in_main(config: Config) -> dict[str, Any]:
 
 def _local(config: Config, envs: VectorEnvs, *, first_env: int = 0) -> LocalCollector:
     spaces = spaces_of(config, envs)
-    for observed, acted in spaces.values():  # before the engine refuses a space with an error that names no wrapper
+    for observed, acted in spaces.values():  # before the engine's errors, which name neither the entry nor a wrapper
         check_readable(observed)
         for_space(acted, transform=config.action_transform)
     return LocalCollector(config, envs, spaces, wrappers=describe_each(config, envs), first_env=first_env)

@@ -77,7 +77,7 @@ def evaluation_config(config: Config) -> Config:
 
 
 def naming(config: Config, source: EnvSource, name: str | None = None) -> Config:
-    """Returns settings whose `env` does not name an existing env if other envs were passed.
+    """Returns settings whose `env` is no registered id if other envs were passed.
 
     Otherwise a command would later build an env that the run was not trained on. `env` becomes the name of the run, of
     the function that makes the envs, or "given". With several agents, it is kept.
@@ -294,8 +294,11 @@ def time_limit_of(envs: Envs) -> int:
 
 def _time_limit(env: Any) -> int | None:
     """Returns the steps of the outermost `TimeLimit` around an env, or None if there is none."""
-    limits = (layer for layer in vecenv.state.layers_of(env) if isinstance(layer, gym.wrappers.TimeLimit))
-    return next((limit._max_episode_steps for limit in limits), None)
+    while env is not None:  # also through adapters that are not Gymnasium's wrappers
+        if isinstance(env, gym.wrappers.TimeLimit):
+            return env._max_episode_steps
+        env = getattr(env, "env", None)
+    return None
 
 
 def _envs(

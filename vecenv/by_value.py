@@ -1,4 +1,4 @@
-"""`Pickler`: pickles functions and classes by value if another process cannot import them, and keeps what they share.
+"""`Pickler`: pickles functions and classes by value if another process cannot import them; preserves what they share.
 
 Functions and classes of scripts and notebooks, and those defined in functions, are pickled by value. This module adds
 three things to cloudpickle. Without them, an env would behave differently in a worker:
@@ -6,7 +6,7 @@ three things to cloudpickle. Without them, an env would behave differently in a 
 - Functions that share a captured variable still share it: each sees what the others assign.
 - A class that the receiving process knows is not changed. cloudpickle would replace its methods and attributes with the
   sender's, for example when a worker returns an instance of it in an info.
-- `functools.cached_property` and `functools.lru_cache` can be used, and tracebacks show the lines of the script.
+- `functools.cached_property` and `functools.lru_cache` can be used, and tracebacks show the lines of the script's file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import cloudpickle
 from cloudpickle import cloudpickle as internals  # its registry of classes has no public name
 
-Filled: TypeAlias = "list[tuple[CellType, Any]]"  # cells, and the values of the variables that they hold
+CellValues: TypeAlias = "list[tuple[CellType, Any]]"  # cells, and the values of the variables that they hold
 
 _unfinished: set[str] = set()  # identities of classes that are being received
 
@@ -94,7 +94,7 @@ class Pickler(cloudpickle.Pickler):
         return found is None or internals._is_registered_pickle_by_value(found[0])
 
 
-def filled_cells(function: FunctionType) -> Filled:
+def filled_cells(function: FunctionType) -> CellValues:
     """Returns the cells that a function captures and their values, without empty cells."""
     filled = []
     for cell in function.__closure__ or ():
@@ -103,7 +103,7 @@ def filled_cells(function: FunctionType) -> Filled:
     return filled
 
 
-def fill(cells: Filled) -> None:
+def fill(cells: CellValues) -> None:
     """Fills the cells with their values."""
     for cell, value in cells:
         cell.cell_contents = value

@@ -118,7 +118,8 @@ def make(
             spec = found.spec
             remember_vector_env(source, spec)
         else:
-            [envs.spec] = envs.apply(lambda _: load_outline(source), [0])
+            [outline] = envs.apply(lambda _: load_outline(source), [0])
+            envs.spec = _with_kwargs(outline, env_kwargs)
             return envs
 
     reason, level = why_single_envs(spec, backend, wrappers, env_kwargs), logging.INFO
@@ -226,7 +227,7 @@ def _one_vector_env(
 
 
 def _with_kwargs(spec: EnvSpec, env_kwargs: dict[str, Any]) -> EnvSpec:
-    """Returns a spec from which `gymnasium.make` builds one of the envs, without their wrappers."""
+    """Returns a spec with the arguments of the envs, as `gymnasium.make_vec` does."""
     kwargs = {**spec.kwargs, **env_kwargs}
     kwargs.pop("disable_env_checker", None)
     limit = kwargs.pop("max_episode_steps", None)

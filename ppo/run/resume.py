@@ -124,8 +124,8 @@ class EnvStates:
     def restore(self, states: list[Any] | Exception | None, why_fresh: str | None) -> bool:
         """Restores the states of a checkpoint and returns True, or warns of the reason why it cannot.
 
-        `states` is the error raised when reading them if they are damaged. If the checkpoint holds none, `why_fresh` is
-        the reason.
+        If the states are damaged, `states` is the error raised when reading them. If the checkpoint holds none,
+        `why_fresh` is the reason.
         """
         cause = "the checkpoint was written without their states"
         if states is not None:

@@ -7,6 +7,7 @@ import functools
 import gc
 import importlib
 import importlib.util
+import multiprocessing
 import pickle
 import sys
 import threading
@@ -71,7 +72,7 @@ def test_pickled_functions_may_call_themselves_and_capture_variables_without_a_v
 
 
 def local_class():
-    """Returns a class that cannot be imported, with much of what a definition of a class may hold."""
+    """Returns a class that cannot be imported and uses many features of class definitions."""
 
     @functools.lru_cache(maxsize=3)
     def fibonacci(n):
@@ -98,7 +99,7 @@ def local_class():
 
 
 def forget(classes):
-    """Waits until no class is left in an emptied list, as in a process that has never had it."""
+    """Empties a list of classes and checks that they are gone, as in a process that never had them."""
     gone = [weakref.ref(cls) for cls in classes]
     classes.clear()
     gc.collect()
@@ -322,3 +323,34 @@ def test_values_of_classes_in_a_file_that_only_the_parent_can_load_keep_their_cl
         assert infos["known"].all() and all(type(task) is Task for task in infos["task"])
     finally:
         del sys.modules["loaded_tasks"]
+
+
+class Nested(CountingEnv):
+    """Holds a vector env of forks, whose infos have a class that only these forks still know."""
+
+    def __init__(self, index, classes):
+        super().__init__(index)
+
+        class Inner(CountingEnv):
+            def reset(self, **kwargs):
+                observation, _ = super().reset(**kwargs)
+                return observation, {"found": classes[0]()}
+
+        self._inner = vecenv.AsyncVectorEnv([functools.partial(Inner, 0)], num_workers=1, context="fork")
+        classes.clear()
+        gc.collect()
+
+    def reset(self, **kwargs):
+        observation, _ = super().reset(**kwargs)
+        _, infos = self._inner.reset()
+        return observation, {"greeting": infos["found"][0].greet()}
+
+    def close(self):
+        self._inner.close()
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork")
+def test_replies_of_a_fork_of_a_worker_do_not_refer_to_classes_that_the_worker_has_dropped():
+    with vecenv.AsyncVectorEnv([functools.partial(Nested, 0, [local_class()])], num_workers=1) as envs:
+        _, infos = envs.reset()
+        assert infos["greeting"].tolist() == ["hello553"]

@@ -167,10 +167,10 @@ class VecEnvAdapter(VecEnv):
     def _apply(self, function: Callable[[gym.Env], Any], indices: Indices) -> list[Any]:
         if self._batched:
             raise TypeError(f"all envs are stepped in one call, so there is no single env. {ADVICE}")
-        indices, envs = list(self._get_indices(indices)), range(self.num_envs)
-        if wrong := [i for i in indices if not -len(envs) <= i < len(envs)]:
-            raise IndexError(f"there is no env {wrong[0]}: indices of {len(envs)} envs are 0 to {len(envs) - 1}")
-        ids = [envs[i] for i in indices]  # -1 is the last env, as in a list
+        indices, count = list(self._get_indices(indices)), self.num_envs
+        if wrong := [i for i in indices if not -count <= i < count]:
+            raise IndexError(f"there is no env {wrong[0]}: with {count} envs, an index must be {-count} to {count - 1}")
+        ids = [i % count for i in indices]  # -1 is the last env, as in a list
         return self.envs.apply(function, ids) if ids else []
 
 

@@ -28,9 +28,6 @@ from vecenv.rows.checks import NUMBERS
 _CONSTANT = NUMBERS | {complex, str, bytes, type(None)}
 """Exact types whose values cannot change."""
 
-_SHARED = (type, ModuleType, functools._lru_cache_wrapper)
-"""Types whose objects all copies share. A cache would otherwise be filled once per env."""
-
 _LARGE = 2**20  # from this size in bytes, the copies of an array share the pages that none of them writes to
 
 
@@ -61,7 +58,8 @@ def copiers(values: Sequence[Any]) -> list[Callable[[], Any]]:
     """Returns a function for each value, which returns a new copy of the value as it is now.
 
     The copies are those that `pickle` would make. Functions are copied with their closures and defaults, but share
-    their globals. Modules, classes, functions that can be imported and files in memory (`np.memmap`) are not copied.
+    their globals. Modules, classes, functions that can be imported, functions with a cache that capture no variables
+    and files in memory (`np.memmap`) are not copied.
     Values that cannot be pickled, and captured variables that cannot, are shared, too.
     """
     pages = _Pages()
@@ -125,7 +123,9 @@ class _Pickler(by_value.Pickler):
     def persistent_id(self, obj: Any) -> int | None:
         """Returns the index in `kept` of an object that all copies share; None for any other object."""
         kind = type(obj)
-        kept = kind is _Kept or issubclass(kind, _SHARED) or (kind in (str, bytes) and len(obj) >= _LARGE)
+        kept = kind is _Kept or issubclass(kind, type | ModuleType) or (kind in (str, bytes) and len(obj) >= _LARGE)
+        if kind is functools._lru_cache_wrapper:  # a copy would fill its cache again, but may hold what must be copied
+            kept = type(obj.__wrapped__) is FunctionType and obj.__wrapped__.__closure__ is None
         # Processes would share the file of a `memmap`, too, which may be larger than the memory. Copies have no file.
         if not (kept or (kind is np.memmap and obj._mmap is not None)):
             return None

@@ -62,6 +62,22 @@ def _refuse(message: str, **_: Any) -> gym.Env:
     raise VecEnvError(message)
 
 
+_last_seed = (0, 0)  # the entropy of the last global seed, and how many seeds before it had the same
+
+
+def _next_global_seed() -> list[int]:
+    """Returns a seed for a worker's global generators, derived from the state of this process's generators.
+
+    Envs that use these generators are reproducible if this process has seeded them. All workers get different seeds.
+    """
+    global _last_seed
+    state = pickle.dumps((random.getstate(), np.random.get_state(legacy=False)))
+    entropy = int.from_bytes(hashlib.blake2b(state).digest())
+    before, count = _last_seed
+    _last_seed = (entropy, count + 1 if entropy == before else 0)
+    return np.random.SeedSequence(_last_seed).generate_state(8).tolist()
+
+
 class WorkerStarter:
     """Starts the workers of one vector env, and holds what each of them builds."""
 
@@ -78,7 +94,6 @@ class WorkerStarter:
     ):
         check_not_daemonic()
         self._method, self._daemon, self._spin = start_method(context), daemon, spin
-        self._starts = 0
         # What each worker builds: pickled, or as objects that a fork inherits. The data of its closures may be large.
         self._pickled: dict[int, bytes] = {}
         self._inherited: dict[int, Build] = {}
@@ -128,18 +143,8 @@ class WorkerStarter:
         """Returns the frame of START for one worker. Without `again`, forgets the pickle; see `StartCommand`."""
         pickled = self._pickled.get(index) if again else self._pickled.pop(index, None)
         classes = frozenset(name for cls in self._classes.get(index, ()) if (name := identity_of(cls)))
-        seed = self._next_global_seed()
+        seed = _next_global_seed()
         return encode(Kind.START, payload=StartCommand(launch.environment(), seed, pickled, classes, next_step))
-
-    def _next_global_seed(self) -> list[int]:
-        """Returns a seed for the global generators of a worker, which follows from the state of this process's.
-
-        Envs that use these generators are reproducible if this process has seeded them, and differ between workers.
-        """
-        self._starts += 1
-        state = pickle.dumps((random.getstate(), np.random.get_state(legacy=False)))
-        entropy = int.from_bytes(hashlib.blake2b(state).digest())
-        return np.random.SeedSequence([entropy, self._starts]).generate_state(8).tolist()
 
 
 def _parts(env_fns: Sequence[Callable] | Batched, run: EnvRange, worker_init: Any) -> dict[str, Any]:

@@ -114,7 +114,7 @@ class StartCommand:
         global_seed: 32-bit words that seed the global generators of `random` and `numpy.random`.
         build: A pickled `Build`. Unpickling it may import modules that read the variables. None if the worker was
             forked from this process, and has inherited a `Build` that need not be picklable.
-        classes: Identities of the classes in `build`, which the parent keeps.
+        classes: Identities of the classes in `build`. The parent keeps these classes alive.
         next_step: See `vecenv.rows.autoreset`. None for rows that are not taken over from a process that died.
     """
 

@@ -212,7 +212,7 @@ class CommandServer:
         np.random.seed(command.global_seed)
         if command.build is not None:
             self._build = pickle.loads(command.build)
-            refer_to_classes(command.classes)
+        refer_to_classes(command.classes)  # none in a fork, which may have inherited those of another worker
         assert self._build is not None, "a worker that was forked from its parent inherits what to build"
         build, self._build = self._build, None
         if build.logs is not None:

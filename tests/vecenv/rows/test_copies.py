@@ -261,6 +261,35 @@ def test_copies_share_a_cached_function_so_that_it_loads_data_only_once():
     assert copier().args[0] is copier().args[0] is load
 
 
+def test_a_cached_function_that_depends_on_captured_objects_is_copied_with_them():
+    class Task:
+        def __init__(self):
+            self.level = 1
+            self.reward = functools.lru_cache(self._reward)
+
+        def _reward(self, x):
+            return x * self.level
+
+    def scaled():
+        scale = 1
+
+        @functools.cache
+        def times(x):
+            return x * scale
+
+        def set_scale(value):
+            nonlocal scale
+            scale = value
+
+        return times, set_scale
+
+    (copier,) = copiers([(Task(), *scaled())])
+    (task, times, set_scale), (other, other_times, _) = copier(), copier()
+    task.level = 5
+    set_scale(5)
+    assert (task.reward(1), times(1), other.reward(1), other_times(1)) == (5, 5, 1, 1)
+
+
 @pytest.mark.filterwarnings("error::ResourceWarning", "error::pytest.PytestUnraisableExceptionWarning")
 def test_the_file_of_large_arrays_is_closed_with_the_last_copier(monkeypatch):
     create, created = os.memfd_create, []

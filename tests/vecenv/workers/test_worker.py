@@ -354,7 +354,7 @@ class Careless(CountingEnv):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_global_generators_of_workers_follow_from_those_of_the_parent(method):
+def test_global_generators_of_workers_are_seeded_from_those_of_the_parent(method):
     def draws(seed):
         random.seed(seed)
         np.random.seed(seed)
@@ -366,11 +366,12 @@ def test_global_generators_of_workers_follow_from_those_of_the_parent(method):
 
     before = random.getstate(), np.random.get_state()
     try:
-        first, again, other = draws(3), draws(3), draws(4)
+        _, first, second, other, again = (draws(seed) for seed in (5, 3, 3, 4, 3))
     finally:
         random.setstate(before[0]), np.random.set_state(before[1])
     assert first == again != other
-    assert all(one != two for one, two in first)  # the two workers
+    numbers = [number for draw in (*first, *second, *other) for number in draw]
+    assert len({*numbers}) == 12  # also of two vector envs that were built with the parent's generators in one state
 
 
 @pytest.mark.filterwarnings("ignore:.*It is restarted")
@@ -379,4 +380,5 @@ def test_a_restarted_worker_does_not_repeat_its_global_random_numbers():
         _, before = envs.reset()
         os.kill(envs.processes[0].pid, signal.SIGKILL)
         _, after = envs.reset()
+        assert envs.worker_restarts == 1
         assert before["numpy"] != after["numpy"] and before["python"] != after["python"]
