@@ -155,14 +155,12 @@ def test_a_key_that_no_network_can_read_is_named_with_the_wrapper_that_drops_it(
     assert not list((tmp_path / "runs").iterdir())
 
 
-class Choosing(Counted):
-    action_space = gym.spaces.Dict(a=gym.spaces.Discrete(2), words=gym.spaces.Sequence(gym.spaces.Discrete(3)))
-
-
 def test_an_action_space_without_a_policy_is_named(tmp_path):
+    actions = gym.spaces.Dict(a=gym.spaces.Discrete(2), words=gym.spaces.Sequence(gym.spaces.Discrete(3)))
+    make = functools.partial(SampledEnv, gym.spaces.Box(-1, 1, (2,)), actions)
     config = Config(num_envs=2, num_workers=0, num_steps=8)
     with pytest.raises(vecenv.UnsupportedSpace, match=r"action\['words'\]: ppo has no policy for .*Sequence"):
-        ppo.train(config, Choosing, logdir=tmp_path / "runs")
+        ppo.train(config, make, logdir=tmp_path / "runs")
 
 
 def test_wrappers_of_gymnasium_and_vecenv_need_no_trust(tmp_path):
