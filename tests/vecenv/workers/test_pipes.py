@@ -281,6 +281,7 @@ def test_the_text_of_an_error_is_shortened(low_limit, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)  # formatting a traceback with such a message takes 46 s
 @pytest.mark.parametrize("what", ["info", "error", "result", "argument"])
 def test_data_over_two_gibibytes_is_an_error(what):
     class Huge(Talkative):
