@@ -68,7 +68,8 @@ _last_seed = (0, 0)  # the entropy of the last global seed, and how many seeds b
 def _next_global_seed() -> list[int]:
     """Returns a seed for a worker's global generators, derived from the state of this process's generators.
 
-    Envs that use these generators are reproducible if this process has seeded them. All workers get different seeds.
+    Envs that use these generators are reproducible if this process has seeded them. Successive workers get different
+    seeds, which are repeated only after this process has set its generators back to an earlier state.
     """
     global _last_seed
     state = pickle.dumps((random.getstate(), np.random.get_state(legacy=False)))
