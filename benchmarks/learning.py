@@ -97,12 +97,9 @@ def _studies() -> dict[str, Study]:
     plans = [(env, None, 1, tuple(seed + fresh.get(env, 0) for seed in ten)) for env in (*tasks, *others)]
     plans += [(env, None, 3, tuple(seed + fresh.get(env, 0) for seed in five)) for env in tasks]
     plans += [(env, None, millions, five) for env, millions in small.items()]
-    of_2017 = tuple(range(100, 103))
     plans += [
         ("Swimmer-v5", "swimmer", 1, tuple(range(100, 110))),
-        ("Pendulum-v1", "paper/pendulum", 1, of_2017),
-        ("InvertedDoublePendulum-v5", "paper/double_pendulum", 1, of_2017),
-        ("Reacher-v5", "paper/reacher", 5, of_2017),
+        ("Reacher-v5", "paper/reacher", 5, tuple(range(100, 103))),
     ]
     found = []
     for env, preset, millions, seeds in plans:

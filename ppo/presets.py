@@ -151,12 +151,8 @@ PRESETS |= {
     "paper/hopper": _paper("Hopper-v5", 10_000_000, num_steps=400),
     "paper/ant": _paper("Ant-v5", 20_000_000),
     "paper/humanoid": _paper("Humanoid-v5", 50_000_000, num_steps=400),
-    "paper/double_pendulum": _paper("InvertedDoublePendulum-v5", 1_000_000),
 }
 """The settings of 2017, from batch-ppo's configs.py, on current versions of the tasks.
-
-configs.py had no settings for the double pendulum: `paper/double_pendulum` combines the values of its function
-`default` with a number of steps chosen here.
 
 An update used 30 or 60 episodes in 2017 and uses a fixed number of steps here. Other differences remain: rewards are
 divided by the standard deviation of the return instead of the reward, truncated episodes are bootstrapped, the mean of
