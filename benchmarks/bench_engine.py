@@ -4,14 +4,15 @@ Unit: env-steps per second of all envs together, as the median of the rounds of 
 so that a change in the machine's speed affects all of them, each in a process of its own.
 Not measured: creation and the policy.
 
-Every vector env is first checked to return the same observations as Gymnasium's SyncVectorEnv.
+Every vector env is first checked to return the same observations as Gymnasium's SyncVectorEnv: those of the first half
+of the envs if it steps half batches.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium as gym
@@ -24,6 +25,10 @@ from benchmarks.processes import Iteration, in_a_process
 
 INSTALL_SB3 = "pip install torch==2.13.0 stable-baselines3"
 INSTALL_TIANSHOU = "pip install torch==2.13.0 tianshou"
+INSTALL_PUFFERLIB = (
+    "PufferLib 3.0 requires gymnasium<=0.29.1: add its unpacked source distribution to PYTHONPATH, and run "
+    "pip install gym==0.23 psutil"
+)
 
 
 class FreeEnv(gym.Env):
@@ -62,6 +67,9 @@ RIVALS = {
     "gymnasium Sync": lambda fns: gym.vector.SyncVectorEnv(fns),
     "SB3 Subproc": lambda fns: _sb3(fns),
     "tianshou Shmem": lambda fns: _Tianshou(fns),
+    "PufferLib, 1 worker": lambda fns: _PufferLib(fns, num_workers=1),
+    "PufferLib, 2 workers": lambda fns: _PufferLib(fns, num_workers=2),
+    "PufferLib, half batches": lambda fns: _PufferLib(fns, num_workers=2, halves=2),
 }
 
 
@@ -88,6 +96,46 @@ class _Tianshou:
         return observations, rewards, terminated, truncated, infos
 
 
+class _PufferLib:
+    """PufferLib's `Multiprocessing`, whose caller and workers spin while they wait.
+
+    Args:
+        fns: Functions that make the envs.
+        num_workers: Number of processes.
+        halves: With 2, one worker steps its envs while the caller handles those of the other. `reset` and `step` then
+            return the first half; the second half arrives during the next step.
+    """
+
+    def __init__(self, fns: list, num_workers: int, halves: int = 1):
+        import pufferlib.vector
+
+        self._envs = pufferlib.vector.make(
+            [functools.partial(_puffer_env, fn) for fn in fns],
+            env_args=[[]] * len(fns),
+            env_kwargs=[{}] * len(fns),
+            backend=pufferlib.vector.Multiprocessing,
+            num_envs=len(fns),
+            num_workers=num_workers,
+            batch_size=len(fns) // halves,
+            overwork=True,
+        )
+        self._parts = np.split(np.arange(len(fns)), halves)
+        self.reset, self.close = self._envs.reset, self._envs.close
+
+    def step(self, actions: np.ndarray) -> tuple:
+        for part in self._parts:
+            self._envs.send(actions[part])
+            results = self._envs.recv()
+        return results
+
+
+def _puffer_env(fn: Callable[[], gym.Env], buf: dict | None = None, seed: int = 0) -> Any:
+    """Makes an env that writes into PufferLib's memory. PufferLib passes the last two arguments."""
+    from pufferlib.emulation import GymnasiumPufferEnv
+
+    return GymnasiumPufferEnv(env_creator=fn, buf=buf)
+
+
 @pytest.mark.parametrize("rival", RIVALS)
 @pytest.mark.parametrize("turn", range(3))
 @pytest.mark.parametrize(("env", "num_envs"), CASES)
@@ -96,6 +144,8 @@ def test_engine(measure, benchmark, env, num_envs, turn, rival):
         need("stable_baselines3", INSTALL_SB3)
     if rival == "tianshou Shmem":
         need("tianshou", INSTALL_TIANSHOU)
+    if rival.startswith("PufferLib"):
+        need("pufferlib", INSTALL_PUFFERLIB)
     benchmark.group = f"{env}, {num_envs} envs"
     steps = 20 if "Async" in rival and "vecenv" not in rival else 200 if env.startswith("free") else 50
     iterate, close = in_a_process(stepping, rival=rival, env=env, num_envs=num_envs, steps=steps)
@@ -131,14 +181,20 @@ def stepping(rival: str, env: str, num_envs: int, steps: int) -> Iteration:
 
 def _check(envs: Any, reference: gym.vector.VectorEnv, batches: Iterator, rival: str) -> None:
     """Asserts that the first observations equal those of the reference."""
-    # tianshou seeds all envs with the same number.
-    expected, _ = reference.reset(seed=[1] * reference.num_envs if rival == "tianshou Shmem" else 1)
+    # tianshou seeds all envs with the same number, and PufferLib the first envs of two workers with successive numbers.
+    num_envs = reference.num_envs
+    seeds = {
+        "tianshou Shmem": [1] * num_envs,
+        "PufferLib, 2 workers": [1 + env + worker for worker in range(2) for env in range(num_envs // 2)],
+    }
+    expected, _ = reference.reset(seed=seeds.get(rival, 1))
     if rival == "SB3 Subproc":
         envs.seed(1)
         observations = envs.reset()
     else:
         observations, _ = envs.reset(seed=1)
-    np.testing.assert_array_equal(observations, expected)
+    np.testing.assert_array_equal(observations, expected[: len(observations)])
     for batch in itertools.islice(batches, 3):
-        np.testing.assert_array_equal(envs.step(batch)[0], reference.step(batch)[0])
+        observations = envs.step(batch)[0]
+        np.testing.assert_array_equal(observations, reference.step(batch)[0][: len(observations)])
     reference.close()

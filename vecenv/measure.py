@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import os
 import resource
 import statistics
 import time
@@ -24,6 +25,7 @@ SYNC = "gymnasium SyncVectorEnv"
 IN_ONE_CALL = "vecenv.make, in one call"
 TURNS = 5
 BUSY = 1.5  # ratio of the highest to the lowest speed above which the machine is too busy to compare
+LOADED = 0.75  # load average per core, before the measurement, above which other programs take too much
 MOST_PER_CORE = 8  # workers to suggest for an env that waits
 ACTIONS = 16  # random batches, drawn before the clock starts
 
@@ -38,6 +40,7 @@ class Measurement:
         rates: Env-steps per second in each turn, by the name of the vector env.
         errors: The error of each vector env that cannot be measured, in one line, by its name.
         advice: What else to measure; empty if nothing.
+        load: The load average of the minute before.
     """
 
     step_s: list[float]
@@ -45,6 +48,7 @@ class Measurement:
     rates: dict[str, list[float]]
     errors: dict[str, str]
     advice: str = ""
+    load: float = 0.0
 
     def gains(self, name: str) -> list[float]:
         """Returns a vector env's speed divided by that of Gymnasium's SyncVectorEnv, for each turn."""
@@ -82,6 +86,8 @@ class Measurement:
             lines.append(
                 f"Other programs distort this: {SYNC} varies by a factor of {max(base) / min(base):.1f}. Measure again."
             )
+        elif self.load > LOADED * (os.cpu_count() or 1):
+            lines.append(f"Other programs distort this: the load average was {self.load:.1f} before. Close them first.")
         return "\n".join(lines)
 
 
@@ -110,6 +116,7 @@ def measure(
         Exception: Whatever the single env raises. If a vector env raises, its error is in `Measurement.errors`.
     """
     check_numbers(num_envs, num_workers, seconds)
+    load = os.getloadavg()[0]
     make_one = functools.partial(make_single, env_id, wrappers=wrappers, **env_kwargs)
     step_s, reset_s, waiting = _alone(make_one, seconds / 4)
     counts = worker_counts(num_envs) if num_workers is None else num_workers
@@ -144,7 +151,7 @@ def measure(
                 except Exception as error:
                     errors[name] = in_one_line(error)
                     del rates[name]
-    return Measurement(step_s, reset_s, rates, errors, _advice(waiting, num_envs, counts))
+    return Measurement(step_s, reset_s, rates, errors, _advice(waiting, num_envs, counts), load)
 
 
 def check_numbers(num_envs: int, num_workers: Sequence[int] | None, seconds: float) -> None:

@@ -48,7 +48,8 @@ def check_vector_env(factory: Callable[[], VectorEnv | gym.Env], *, max_steps: i
             skipped.
 
     Returns:
-        The sentences of the rules that apply and hold. A warning says why states could not be saved.
+        The sentences of the rules that apply and hold. Warnings say why others could not be checked: no episode ended,
+        or states could not be saved.
 
     Raises:
         RuleBroken: If a rule does not hold. The message quotes each broken rule and says what was observed.
@@ -69,6 +70,7 @@ def check_vector_env(factory: Callable[[], VectorEnv | gym.Env], *, max_steps: i
         return SyncVectorEnv(env_fns)
 
     held, broken = [], []
+    skipped: dict[str, list[str]] = {}  # sentences by reason
     for rule in RULES:
         sentence = str(rule.__doc__)
         envs = make()
@@ -78,9 +80,11 @@ def check_vector_env(factory: Callable[[], VectorEnv | gym.Env], *, max_steps: i
             held.append(sentence)
         except _DoesNotApply as reason:
             if reason.args:
-                logger.warn(f"not checked: {sentence} {reason}")
+                skipped.setdefault(str(reason), []).append(sentence)
         except Exception as error:
             broken.append(f"- {sentence}\n  {type(error).__name__}: {error}")
+    for why, sentences in skipped.items():
+        logger.warn(f"not checked: {' '.join(sentences)} Reason: {why}")
     if broken:
         raise RuleBroken(f"{len(broken)} of {len(RULES)} rules do not hold:\n" + "\n".join(broken))
     return held
@@ -109,13 +113,8 @@ def reset_returns_a_batch_and_infos(envs: VectorEnv, make: Make, max_steps: int)
 def step_returns_five_things(envs: VectorEnv, make: Make, max_steps: int) -> None:
     """`step` returns observations of the space, numeric rewards[N], bool terminated[N] and truncated[N], and infos."""
     envs.reset(seed=SEED)
-    for observations, rewards, terminated, truncated, infos in _steps(envs, 20):
-        _assert_observed(envs, observations)
-        _require(rewards.shape == (envs.num_envs,) and rewards.dtype.kind in "biuf", f"rewards: {rewards!r}")
-        _require(np.isfinite(rewards).all(), f"rewards are not finite: {rewards}")
-        for name, flags in (("terminated", terminated), ("truncated", truncated)):
-            _require(flags.shape == (envs.num_envs,) and flags.dtype == np.bool_, f"{name}: {flags!r}")
-        _assert_infos(envs, infos)
+    for result in _steps(envs, 20):
+        _assert_valid(envs, *result)
     _assert_unconverted(envs, steps=3)
 
 
@@ -251,10 +250,13 @@ def a_wrong_number_of_actions_is_an_error(envs: VectorEnv, make: Make, max_steps
     raise AssertionError(f"{len(actions) - 1} actions for {envs.num_envs} envs were accepted")
 
 
-def infos_have_masks(envs: VectorEnv, make: Make, max_steps: int) -> None:
-    """Each key of the infos comes with a mask `_key`, bool[N], even in a step that ends an episode."""
-    _, infos = _until_an_end(envs, max_steps)
-    _assert_infos(envs, infos)
+def a_whole_episode_is_valid(envs: VectorEnv, make: Make, max_steps: int) -> None:
+    """Up to the end of an episode, rewards are finite, observations are in the space, and each info has its mask."""
+    for step, result in enumerate(_episode(envs, max_steps), 1):
+        try:
+            _assert_valid(envs, *result)
+        except AssertionError as error:
+            raise AssertionError(f"step {step:,}: {error}") from None
 
 
 def close_may_be_called_twice(envs: VectorEnv, make: Make, max_steps: int) -> None:
@@ -289,7 +291,7 @@ RULES = [
     an_episode_follows_each_end,
     a_restored_state_continues_equally,
     a_wrong_number_of_actions_is_an_error,
-    infos_have_masks,
+    a_whole_episode_is_valid,
     close_may_be_called_twice,
     closing_works_without_a_reset,
 ]
@@ -324,15 +326,23 @@ def _steps(envs: VectorEnv, count: int) -> Iterator[tuple[Any, ...]]:
 def _until_an_end(envs: VectorEnv, max_steps: int, *modes: AutoresetMode) -> tuple[np.ndarray, dict[str, Any]]:
     """Steps until an episode ends; returns the mask of the envs whose episode ended and the step's infos.
 
-    The rule does not apply if no episode ends, or if the autoreset mode is not one of `modes`.
+    The rule cannot be checked if no episode ends, and it does not apply if the autoreset mode is not one of `modes`.
     """
     if modes:
         _apply_only_to(envs, *modes)
+    for result in _episode(envs, max_steps):  # noqa: B007
+        pass
+    return result[2] | result[3], result[4]
+
+
+def _episode(envs: VectorEnv, max_steps: int) -> Iterator[tuple[Any, ...]]:
+    """Yields the results of steps from a reset until an episode ends. If none does, the rule cannot be checked."""
     envs.reset(seed=SEED)
-    for _, _, terminated, truncated, infos in _steps(envs, max_steps):
-        if (terminated | truncated).any():
-            return terminated | truncated, infos
-    raise _DoesNotApply
+    for result in _steps(envs, max_steps):
+        yield result
+        if (result[2] | result[3]).any():
+            return
+    raise _DoesNotApply(f"no episode ended within {max_steps:,} steps: give the env a time limit, or pass max_steps.")
 
 
 def _rows(envs: VectorEnv, observations: Any) -> list[Any]:
@@ -354,6 +364,18 @@ def _assert_same_steps(envs: VectorEnv, twins: Sequence[VectorEnv], rows: np.nda
         except AssertionError:
             raise _DoesNotApply from None
         _assert_same(one, two, f"observations, rewards, terminated and truncated: {hint}")
+
+
+def _assert_valid(
+    envs: VectorEnv, observations: Any, rewards: Any, terminated: Any, truncated: Any, infos: Any
+) -> None:
+    """Checks the results of a step."""
+    _assert_observed(envs, observations)
+    _require(rewards.shape == (envs.num_envs,) and rewards.dtype.kind in "biuf", f"rewards: {rewards!r}")
+    _require(np.isfinite(rewards).all(), f"rewards are not finite: {rewards}")
+    for name, flags in (("terminated", terminated), ("truncated", truncated)):
+        _require(flags.shape == (envs.num_envs,) and flags.dtype == np.bool_, f"{name}: {flags!r}")
+    _assert_infos(envs, infos)
 
 
 def _assert_observed(envs: VectorEnv, observations: Any) -> None:

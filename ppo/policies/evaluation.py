@@ -27,7 +27,7 @@ from ppo.run.scores import Evaluation
 from ppo.run.spaces import space_to_json
 from ppo.run.status import Tally
 from ppo.seeds import evaluation_rng, evaluation_seeds, fresh_seed
-from vecenv import AsyncVectorEnv, SyncVectorEnv, WorkerDied
+from vecenv import AsyncVectorEnv, SyncVectorEnv
 from vecenv.tree import leaves
 
 if TYPE_CHECKING:
@@ -178,9 +178,9 @@ def play(players: Players, envs: EvaluationEnvs, episodes: int, *, functions: in
             player.returns[over] = 0.0
     if unfinished:
         players.warn(
-            f"{unfinished} of {episodes} episodes did not end: an env whose episode reaches {limit:,} steps is "
-            "stopped, far beyond the episodes of training, and the episode counts with its return so far. Give the env "
-            "a time limit: max_episode_steps when it is registered, or --env-kwargs max_episode_steps=N."
+            f"{unfinished} of {episodes} episodes were cut off or never began: an env whose episode reaches {limit:,} "
+            "steps, far beyond the episodes of training, plays no other, and this one counts with its return so far. "
+            "Give the env a time limit: max_episode_steps when it is registered, or --env-kwargs max_episode_steps=N."
         )
     played.sort(key=lambda episode: episode.env)  # stable: the episodes of an env stay in order
     return _scores(played, playing, whole.info_keys, functions, deterministic=not config.sample)
@@ -235,8 +235,10 @@ def limit_of(longest: float | None, steps: float | None = None) -> int:
 def evaluate(players: Players, source: EnvSource, episodes: int) -> Evaluation:
     """Plays episodes in new envs of a source; see `ppo.train`. Functions take turns. Each plays at least one episode.
 
-    Raises EvaluationStopped as `play` does, ConfigError if the policies cannot play in the envs, and WorkerDied if a
-    worker died in each attempt.
+    If a worker dies, all episodes are played again, because those that the death cut off would count with a part of
+    their returns. They do so, with a warning, if a worker dies in each attempt.
+
+    Raises EvaluationStopped as `play` does, and ConfigError if the policies cannot play in the envs.
     """
     functions, tally = len(distinct(source)), players.tally
     episodes = tally.total = max(episodes, functions)
@@ -249,11 +251,14 @@ def evaluate(players: Players, source: EnvSource, episodes: int) -> Evaluation:
             evaluation = play(players, envs, episodes, functions=max(1, functions))
             if _processes(envs) == processes:
                 return evaluation
-            # The episodes that a restarted worker cut off would count with a part of their returns.
             if attempt < ATTEMPTS:
                 players.warn("a worker died during the evaluation, which is therefore played again")
-            tally.episodes = before
-    raise WorkerDied(f"a worker died in each of {ATTEMPTS} attempts to evaluate: see the warnings above")
+                tally.episodes = before
+    players.warn(
+        f"a worker died in each of {ATTEMPTS} attempts to evaluate: episodes that the last death cut off count with "
+        "their returns so far"
+    )
+    return evaluation
 
 
 def _processes(envs: EvaluationEnvs) -> list[Any]:

@@ -270,7 +270,7 @@ def test_an_evaluation_counts_what_agents_have_earned_in_an_episode_that_does_no
     assert {name: values.tolist() for name, values in found.agents.items()} == {
         "p_0": [5.0] * 2, "p_1": [3.0] * 2, "p": [4.0] * 2,
     }  # fmt: skip
-    assert warnings[0].startswith("4 of 4 episodes did not end")
+    assert warnings[0].startswith("4 of 4 episodes were cut off")
 
 
 class Slashes(Relay):

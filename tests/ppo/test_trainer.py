@@ -395,7 +395,7 @@ def test_no_step_that_is_trained_on_leads_from_a_cut_episode_into_the_episode_of
 
 
 @pytest.mark.filterwarnings("ignore:.*It is restarted")
-def test_an_evaluation_whose_worker_dies_is_played_again(tmp_path):
+def test_an_evaluation_whose_worker_dies_is_played_again_and_counts_cut_episodes_at_last(tmp_path):
     class Warnings(Callback):
         def __init__(self):
             self.found = []
@@ -417,8 +417,13 @@ def test_an_evaluation_whose_worker_dies_is_played_again(tmp_path):
         "a worker died during the evaluation, which is therefore played again"
     ]
     flag.touch()
-    with pytest.raises(vecenv.WorkerDied, match="a worker died in each of 3 attempts to evaluate"):
-        evaluate_run(result.path, 2, envs=functools.partial(KillsOnce, flag, again=True), warn=warnings.found.append)
+    warnings.found.clear()
+    cut = evaluate_run(result.path, 2, envs=functools.partial(KillsOnce, flag, again=True), warn=warnings.found.append)
+    assert cut.lengths.tolist() == [2, 2] and len(warnings.found) == 3
+    assert warnings.found[-1] == (
+        "a worker died in each of 3 attempts to evaluate: episodes that the last death cut off count with their "
+        "returns so far"
+    )
 
 
 class Terminates(CountingEnv):

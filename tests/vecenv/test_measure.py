@@ -153,3 +153,11 @@ def test_the_command_prints_the_measurement(words, capsys):
 def test_the_env_may_follow_an_option_that_takes_one_word(capsys):
     __main__.main(["measure", "--num-workers", "0", "--num-envs", "2", "--seconds", "0.1", "CartPole-v1"])
     assert capsys.readouterr().out.startswith("CartPole-v1, 2 envs, ")
+
+
+def test_a_load_before_the_measurement_is_reported(monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    for load, reported in ((3.1, True), (2.9, False)):
+        monkeypatch.setattr("os.getloadavg", lambda load=load: (load, 0.0, 0.0))
+        printed = str(measure(**SLEEPING, num_workers=[0], seconds=0.1))
+        assert ("distort this: the load average was 3.1 before. Close them first." in printed) == reported

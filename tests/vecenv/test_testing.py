@@ -84,6 +84,8 @@ class Faulty(vecenv.SyncVectorEnv):
             rewards = rewards[:, None]
         if self.fault == "nan":
             rewards[1] = np.nan
+        if self.fault == "late nan":
+            rewards[terminated | truncated] = np.nan
         if self.fault == "flags":
             terminated = terminated.astype(np.float64)
         if self.fault == "reward after end":
@@ -117,7 +119,8 @@ class Faulty(vecenv.SyncVectorEnv):
         ("flags", "NextStep", "`step` returns observations of the space"),
         ("reward after end", "NextStep", "NEXT_STEP: the step after"),
         ("final", "SameStep", "SAME_STEP: `infos"),
-        ("info mask", "NextStep", "Each key of the infos comes with a mask"),
+        ("info mask", "NextStep", "and each info has its mask"),
+        ("late nan", "NextStep", r"Up to the end of an episode(?s:.*)step \d+: rewards are not finite"),
         ("mask", "Disabled", "does not change the envs outside the mask"),
         ("mask", "NextStep", "does not change the envs outside the mask"),
         ("state", "NextStep", r"A new vector env that gets the states(?s:.*)missing from `get_state`, or from `saved`"),
@@ -243,6 +246,17 @@ def test_a_warning_says_why_states_are_not_checked():
     with pytest.warns(UserWarning, match=message):
         held = check_vector_env(Stateless)
     assert not any("get_state" in sentence for sentence in held)
+
+
+def test_a_warning_says_which_rules_are_not_checked_if_no_episode_ends():
+    def make():
+        return vecenv.SyncVectorEnv([lambda: gym.make("Pendulum-v1").unwrapped] * 3)
+
+    message = (
+        r"not checked: NEXT_STEP.* Up to the end of .* Reason: no episode ended within 60 steps: give the env a time"
+    )
+    with pytest.warns(UserWarning, match=message):
+        assert len(check_vector_env(make, max_steps=60)) == 14
 
 
 def test_every_rule_has_a_sentence():

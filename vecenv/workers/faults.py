@@ -83,7 +83,7 @@ def worker_failed(worker: WorkerHandle, reply: ErrorReply, *, broken: bool = Tru
         env = worker.low if reply.env is None else reply.env
         logger.error(f"Received the following error from Worker-{env} - Shutting it down")
         logger.error("Raising the last exception back to the main process.")
-    advice = f"Fix {_TO_FIX.get(reply.doing, 'the env')} (the traceback is above)"
+    advice = f"Fix {_TO_FIX.get(reply.doing, 'the env' if broken else 'the env or the call')} (the traceback is above)"
     lost = re.findall(r"^ModuleNotFoundError: No module named '(.+)'$", reply.traceback, re.MULTILINE)
     if lost and lost[-1] in sys.modules:
         file = getattr(sys.modules[lost[-1]], "__file__", "no file")

@@ -16,6 +16,7 @@ Order: `_ForkServer.ensure_running` precedes every request for a process.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import shutil
@@ -353,12 +354,17 @@ def import_path() -> list[str]:
         if not isinstance(module, ModuleType):
             continue
         file = vars(module).get("__file__")
-        if isinstance(file, str):
-            place = os.path.dirname(file) if os.path.basename(file).startswith("__init__.") else file
-            folder, base = os.path.split(place)
-            if base.partition(".")[0] == name and os.path.isabs(folder):
-                path.setdefault(folder)
+        if isinstance(file, str) and (folder := _folder_of(name, file)):
+            path.setdefault(folder)
     return list(path)
+
+
+@functools.cache
+def _folder_of(name: str, file: str) -> str | None:
+    """Returns the folder in which Python finds a module with this name and file; None for those inside packages."""
+    place = os.path.dirname(file) if os.path.basename(file).startswith("__init__.") else file
+    folder, base = os.path.split(place)
+    return folder if base.partition(".")[0] == name and os.path.isabs(folder) else None
 
 
 def _current_folder() -> str | None:

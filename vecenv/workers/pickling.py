@@ -28,7 +28,14 @@ from vecenv.errors import in_one_line
 from vecenv.memory.block import out_of_memory
 from vecenv.workers.launch import import_path
 
-_KNOWN = ("__main__", "builtins", "gymnasium", "numpy", "vecenv")  # cloudpickle itself pickles __main__ by value
+_KNOWN = (
+    "__main__",
+    "builtins",
+    "cloudpickle",
+    "gymnasium",
+    "numpy",
+    "vecenv",
+)  # cloudpickle pickles __main__ by value
 
 _lock = threading.RLock()  # cloudpickle's list of modules to pickle by value is global
 
@@ -170,11 +177,15 @@ class Importable:
             return True
         if package and not self(package):
             return False
-        self._path = self._path or import_path()
         path = getattr(sys.modules.get(package), "__path__", ()) if package else None
         found = None
         for finder in sys.meta_path:
-            found = found or finder.find_spec(name, self._path if finder is PathFinder and path is None else path)
+            if found is None:
+                found = finder.find_spec(name, path)
+                # Most modules are in sys.path. Looking at all modules for the rest of the path takes milliseconds.
+                if finder is PathFinder and path is None and (found is None or found.origin is None):
+                    self._path = self._path or import_path()
+                    found = finder.find_spec(name, self._path)
         file = vars(module).get("__file__")
         if found is None:  # extension modules may create submodules, which have no file
             return bool(package) and file is None

@@ -49,7 +49,7 @@ def test_an_episode_that_does_not_end_counts_with_its_return_so_far():
     assert found.returns.tolist() == [78.0, 15.0, 15.0, 15.0]  # 1 + 2 + ... + 12
     assert found.infos["steps"].tolist() == [12, 5, 5, 5]
     (message,) = warnings
-    assert message.startswith("3 of 6 episodes did not end: an env whose episode reaches 12 steps")
+    assert message.startswith("3 of 6 episodes were cut off or never began: an env whose episode reaches 12 steps")
 
 
 class Wanderer(CountingEnv):
@@ -112,7 +112,9 @@ def test_a_short_run_on_an_env_that_never_ends_has_a_short_evaluation(tmp_path):
     result = ppo.train(CONFIG, make, callbacks=[warnings], logdir=tmp_path)
     assert result.evaluation.lengths.tolist() == [320, 320]  # ten times the 32 steps of training in each env
     (message,) = warnings.messages
-    assert message.startswith("3 of 3 episodes did not end: an env whose episode reaches 320 steps is stopped, far")
+    assert message.startswith(
+        "3 of 3 episodes were cut off or never began: an env whose episode reaches 320 steps, far"
+    )
     assert ppo.evaluate_run(result.path, 1, envs=make).lengths.tolist() == [320]
     # A time limit of the env itself, here 400 steps, is not cut short.
     limited = functools.partial(gym.wrappers.TimeLimit, CountingEnv(0, NEVER), 400)
@@ -135,7 +137,7 @@ def test_a_run_on_an_env_that_never_ends_has_a_score_and_a_warning(tmp_path, mon
     warnings, make = Warnings(), functools.partial(CountingEnv, 0, NEVER)
     result = ppo.train(CONFIG, make, callbacks=[warnings], logdir=tmp_path)
     assert result.evaluation.lengths.tolist() == [40, 40]
-    assert [message for message in warnings.messages if "3 of 3 episodes did not end" in message]
+    assert [message for message in warnings.messages if "3 of 3 episodes were cut off" in message]
     warnings = Warnings()
     assert ppo.evaluate_run(result.path, 1, envs=make, warn=warnings.on_warning).lengths.tolist() == [40]
     assert len(warnings.messages) == 1

@@ -83,7 +83,7 @@ def test_an_exception_in_a_step_is_logged_as_in_gymnasium(env, index):
 
 def test_an_exception_between_steps_leaves_the_vector_env_intact():
     """Nothing is logged, because nothing is shut down."""
-    assert str(failed(doing="call", broken=False)).endswith("\nFix the env (the traceback is above).")
+    assert str(failed(doing="call", broken=False)).endswith("\nFix the env or the call (the traceback is above).")
 
 
 def test_a_module_that_only_this_process_has_is_named_if_it_is_the_cause():

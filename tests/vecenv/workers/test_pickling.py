@@ -3,6 +3,7 @@
 import array
 import importlib
 import importlib.util
+import json
 import multiprocessing
 import pickle
 import runpy
@@ -19,6 +20,7 @@ import pytest
 import vecenv
 from tests.helpers import CountingEnv
 from tests.start_methods import METHODS
+from vecenv.workers import pickling
 from vecenv.workers.pickling import dumps
 
 SOURCE = """
@@ -356,3 +358,9 @@ class Vast:
 def test_a_lack_of_memory_is_no_object_that_cannot_be_pickled():
     with pytest.raises(vecenv.SharedMemoryFull):
         dumps(Vast())
+
+
+def test_what_python_finds_in_sys_path_is_pickled_without_a_look_at_all_modules(monkeypatch):
+    """The look takes milliseconds with thousands of modules, and callbacks may send a function at each step."""
+    monkeypatch.setattr(pickling, "import_path", lambda: pytest.fail("looked at all modules"))
+    assert pickle.loads(dumps([lambda: 3, json.dumps, cloudpickle.dumps]))[0]() == 3
