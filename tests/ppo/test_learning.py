@@ -125,6 +125,7 @@ class Until(ppo.Callback):
 
 @pytest.mark.xla
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("flags", "env_steps", "bound"),
     [

@@ -423,7 +423,7 @@ def test_nothing_is_left_behind(tmp_path, how):
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True)
     if how is not None:
         for line in process.stdout:
-            if "return" in line or "64" in line:
+            if "steps  return" in line:  # the report of the first update
                 break
         (os.kill if how == signal.SIGKILL else os.killpg)(process.pid, how)
     process.communicate(timeout=120)
