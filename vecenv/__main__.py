@@ -24,7 +24,8 @@ from vecenv.resources import available_cores
 from vecenv.version import VERSION
 
 PACKAGES = ("gymnasium", "numpy", "cloudpickle", "mujoco", "tensorflow", "tyro", "rich", "tensorboard",
-            "imageio-ffmpeg", "matplotlib", "scipy", "optuna", "stable-baselines3", "dm-env")  # fmt: skip
+            "imageio-ffmpeg", "matplotlib", "scipy", "ray", "optuna", "stable-baselines3", "pettingzoo", "dm-env",
+            "ale-py", "opencv-python-headless", "onnx", "wandb", "mlflow")  # fmt: skip
 
 
 def report() -> dict[str, str]:

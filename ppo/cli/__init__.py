@@ -61,7 +61,7 @@ class EpisodeArguments(RunArguments):
     """A run whose policy plays episodes."""
 
     seed: int | None = None
-    """Seed of the environments. None: a fresh seed, which is printed. With the run's seed, `ppo evaluate` repeats the
+    """Seed of the environments. None: a fresh seed, which is printed. The run's seed makes `ppo evaluate` repeat the
     run's final evaluation."""
 
     sample: bool = False

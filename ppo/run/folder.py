@@ -263,11 +263,20 @@ class Run:
         try:
             return Config.from_json(json.loads(file.read_text()))
         except (OSError, ValueError, TypeError, AttributeError, ConfigError) as error:
-            try:
-                version = json.loads((self.path / "versions.json").read_text())[PACKAGES[0]]
-            except (OSError, ValueError, TypeError, LookupError):
-                version = "of an unknown version"
+            version = self._versions().get(PACKAGES[0], "of an unknown version")
             raise RunError(
                 f"{file} cannot be read: {error}. {PACKAGES[0]} {version} wrote it, and this is {PACKAGES[0]} "
                 f"{versions()[PACKAGES[0]]}."
             ) from error
+
+    def changed_versions(self) -> list[str]:
+        """Returns "NAME OLD (now NEW)" for each package whose version has changed since the run began."""
+        then, now = self._versions(), versions()
+        return [f"{name} {then[name]} (now {now[name]})" for name in PACKAGES if then.get(name, now[name]) != now[name]]
+
+    def _versions(self) -> dict[str, str]:
+        """Returns the versions with which the run began; none if the file is damaged."""
+        try:
+            return dict(json.loads((self.path / "versions.json").read_text()))
+        except (OSError, ValueError, TypeError):
+            return {}

@@ -192,6 +192,8 @@ class Saver:
         the new settings allow.
         """
         values = self._checkpoints.restore(warn=self._callback.on_warning)
+        if changed := self._run.changed_versions():
+            self._callback.on_warning(f"the run began with {', '.join(changed)}: the envs and results may differ")
         try:
             self._progress.load(values)
             why_fresh = values["why_fresh"]

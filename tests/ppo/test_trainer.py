@@ -287,6 +287,12 @@ def test_a_run_resumed_with_more_steps_follows_the_schedule_of_its_new_total_and
         assert warnings == [
             "total_steps is 128 instead of 64, so the schedules change: learning_rate continues at 0.005 instead of 0"
         ]
+    file = path / "versions.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "gymnasium": "1.2.2"}))
+    ppo.resume(path, callbacks=Listening())
+    assert warnings[-1] == (
+        f"the run began with gymnasium 1.2.2 (now {gym.__version__}): the envs and results may differ"
+    )
 
 
 HOWS = ({"num_workers": 2}, {"backend": "python", "num_workers": 0}, {"backend": "python"})
