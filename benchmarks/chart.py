@@ -13,7 +13,7 @@ from xml.sax.saxutils import escape
 ROOT = Path(__file__).parents[1]
 
 TITLE = "HalfCheetah-v5 on two CPU cores: env-steps per second"
-NOTE = "Longer is faster. PufferLib, TorchRL and CleanRL were not measured."
+NOTE = "Longer is faster. TorchRL and CleanRL were not measured."
 WIDTH, NAMES, SCALE = 720, 206, 440  # pixels: of the figure, of the column of names, of the longest bar
 STYLE = """
 text { font-family: "Segoe UI", Helvetica, Arial, "DejaVu Sans", sans-serif; font-size: 12px; fill: #1f2328 }
