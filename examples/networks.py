@@ -17,7 +17,7 @@ def small_cnn(inputs, num_outputs, seed):
 def minigrid(inputs, num_outputs, seed):
     """For MiniGrid's Dict: "image" is a small image, 7 x 7 x 3 numbers in a row, and "direction" is one-hot."""
     keras.utils.set_random_seed(seed)
-    observation = {key: keras.Input(spec.shape[1:]) for key, spec in inputs.items()}
+    observation = {key: keras.Input(spec.shape[1:], name=key) for key, spec in inputs.items()}
     grid = layers.Reshape((7, 7, 3))(observation["image"])
     grid = layers.Flatten()(layers.Conv2D(16, 3, activation="relu")(grid))
     hidden = layers.Dense(64, activation="tanh")(layers.Concatenate()([grid, observation["direction"]]))

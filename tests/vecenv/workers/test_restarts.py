@@ -53,8 +53,10 @@ def test_cut_episodes_are_truncated_with_their_last_complete_observation(mode):
             np.testing.assert_array_equal(observations[:2, 2], [0, 0])  # already the next episode's
             np.testing.assert_array_equal(np.stack(infos["final_obs"][:2]), [[0, 0, 6], [1, 0, 6]])
             assert list(infos["_final_obs"]) == [True, True, False, False]
+            assert list(infos["final_info"]["worker_restarted"]) == [True, True, False, False]
             next_steps = [1, 1]
         else:
+            assert "final_info" not in infos
             np.testing.assert_array_equal(observations[:2], [[0, 0, 6], [1, 0, 6]])
             next_steps = [0, 0]
         if mode == AutoresetMode.DISABLED:
