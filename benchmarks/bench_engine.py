@@ -66,7 +66,8 @@ RIVALS = {
     "gymnasium Sync": lambda fns: gym.vector.SyncVectorEnv(fns),
     "SB3 Subproc": lambda fns: _sb3(fns),
     "tianshou Shmem": lambda fns: _Tianshou(fns),
-    "PufferLib, 1 worker": lambda fns: _PufferLib(fns),
+    "PufferLib Serial": lambda fns: _puffer(fns, "Serial"),
+    "PufferLib, 1 worker": lambda fns: _puffer(fns, "Multiprocessing", num_workers=1),
 }
 
 
@@ -93,24 +94,21 @@ class _Tianshou:
         return observations, rewards, terminated, truncated, infos
 
 
-class _PufferLib:
-    """PufferLib's `Multiprocessing` with one worker.
+def _puffer(fns: list, backend: str, **backend_kwargs: int) -> Any:
+    """Returns PufferLib's vector env with this backend.
 
-    Caller and workers spin while they wait, so on two cores, more workers are several times slower.
+    The processes of `Multiprocessing` spin while they wait, so on two cores, two workers are slower than one.
     """
+    import pufferlib.vector
 
-    def __init__(self, fns: list):
-        import pufferlib.vector
-
-        self._envs = pufferlib.vector.make(
-            [functools.partial(_puffer_env, fn) for fn in fns],
-            env_args=[[]] * len(fns),
-            env_kwargs=[{}] * len(fns),
-            backend=pufferlib.vector.Multiprocessing,
-            num_envs=len(fns),
-            num_workers=1,
-        )
-        self.reset, self.step, self.close = self._envs.reset, self._envs.step, self._envs.close
+    return pufferlib.vector.make(
+        [functools.partial(_puffer_env, fn) for fn in fns],
+        env_args=[[]] * len(fns),
+        env_kwargs=[{}] * len(fns),
+        backend=getattr(pufferlib.vector, backend),
+        num_envs=len(fns),
+        **backend_kwargs,
+    )
 
 
 def _puffer_env(fn: Callable[[], gym.Env], buf: dict | None = None, seed: int = 0) -> Any:

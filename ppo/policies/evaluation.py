@@ -235,8 +235,8 @@ def limit_of(longest: float | None, steps: float | None = None) -> int:
 def evaluate(players: Players, source: EnvSource, episodes: int) -> Evaluation:
     """Plays episodes in new envs of a source; see `ppo.train`. Functions take turns. Each plays at least one episode.
 
-    If a worker dies, all episodes are played again, because those that the death cut off would count with a part of
-    their returns. They do so, with a warning, if a worker dies in each attempt.
+    If a worker dies, all episodes are played again, because those that its death cut off would count with only a part
+    of their returns. After the last attempt, they do count, with a warning.
 
     Raises EvaluationStopped as `play` does, and ConfigError if the policies cannot play in the envs.
     """

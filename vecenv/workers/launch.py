@@ -361,7 +361,7 @@ def import_path() -> list[str]:
 
 @functools.cache
 def _folder_of(name: str, file: str) -> str | None:
-    """Returns the folder in which Python finds a module with this name and file; None for those inside packages."""
+    """Returns the folder in which Python finds this file under this name; None if it does not, as in packages."""
     place = os.path.dirname(file) if os.path.basename(file).startswith("__init__.") else file
     folder, base = os.path.split(place)
     return folder if base.partition(".")[0] == name and os.path.isabs(folder) else None

@@ -28,14 +28,8 @@ from vecenv.errors import in_one_line
 from vecenv.memory.block import out_of_memory
 from vecenv.workers.launch import import_path
 
-_KNOWN = (
-    "__main__",
-    "builtins",
-    "cloudpickle",
-    "gymnasium",
-    "numpy",
-    "vecenv",
-)  # cloudpickle pickles __main__ by value
+# Packages that workers import, and `__main__`, which cloudpickle itself pickles by value.
+_KNOWN = ("__main__", "builtins", "cloudpickle", "gymnasium", "numpy", "vecenv")
 
 _lock = threading.RLock()  # cloudpickle's list of modules to pickle by value is global
 
