@@ -97,7 +97,8 @@ class _Tianshou:
 def _puffer(fns: list, backend: str, **backend_kwargs: int) -> Any:
     """Returns PufferLib's vector env with this backend.
 
-    The processes of `Multiprocessing` spin while they wait, so on two cores, two workers are slower than one.
+    The processes of `Multiprocessing` spin while they wait. On two cores, two workers are slower than one, and one is
+    slower than `Serial`.
     """
     import pufferlib.vector
 
