@@ -61,8 +61,8 @@ class EpisodeArguments(RunArguments):
     """A run whose policy plays episodes."""
 
     seed: int | None = None
-    """Seed of the environments. None: a fresh seed, which is printed. The run's seed makes `ppo evaluate` repeat the
-    run's final evaluation."""
+    """Seed of the environments. None: a fresh seed, which is printed. `ppo evaluate` with the run's own seed repeats
+    its final evaluation."""
 
     sample: bool = False
     """Sample the actions as in training, instead of taking the most likely ones."""

@@ -28,7 +28,9 @@ class Arguments:
     --eval-interval, and a single point at the end of training otherwise.
     """
 
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    runs: Annotated[
+        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint="(required)")
+    ]
     """Run folders, or their names in "runs"."""
 
     outdir: Path = Path("plots")

@@ -70,8 +70,8 @@ class VideoOptions:
     model's camera "track", else a camera that follows the robot."""
 
     size: int | str | None = None
-    """Size of the frames: WIDTHxHEIGHT in pixels, or one number for both. MuJoCo renders at this size; other frames
-    are scaled to fit. None: the environment's size."""
+    """Size of the frames in pixels: WIDTHxHEIGHT, or one number for both. MuJoCo renders at this size, and other
+    frames are scaled. None: the environment's size."""
 
     frame_skip: int | None = None
     """Render every n-th step. The video plays at the speed of the environment. None: the smallest n that gives at

@@ -3,6 +3,7 @@
 import array
 import importlib
 import importlib.util
+import itertools
 import json
 import multiprocessing
 import pickle
@@ -11,6 +12,8 @@ import subprocess
 import sys
 import threading
 import types
+import xml.parsers.expat
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import cloudpickle
@@ -325,7 +328,38 @@ def test_a_worker_that_misses_a_module_of_the_parent_is_an_error_that_names_the_
 def test_modules_that_workers_can_import_are_sent_by_name():
     """Their classes keep their identity, and their sources may hold what cannot be pickled."""
     found = [CountingEnv, gym.make, pytest.raises, importlib.import_module, types.SimpleNamespace, array.array]
+    found += [itertools.count, xml.parsers.expat.errors]  # built in; a module that an extension module has created
     assert len(dumps(found)) < 500
+
+
+def test_modules_of_a_former_sys_path_are_sent_by_name(tmp_path, monkeypatch):
+    """Workers search the folders of all modules that the parent has loaded."""
+    (tmp_path / "formerly_importable.py").write_text("class Env: ...\n")
+    with monkeypatch.context() as patched:
+        patched.syspath_prepend(tmp_path)
+        module = importlib.import_module("formerly_importable")
+    assert len(dumps(module.Env)) < 100
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="this system cannot fork")
+def test_a_fork_can_pickle_although_a_thread_of_the_parent_was_pickling():
+    begun, finish = threading.Event(), threading.Event()
+
+    class Slow:
+        def __reduce__(self):
+            begun.set()
+            finish.wait()
+            return int, ()
+
+    with ThreadPoolExecutor() as threads:
+        threads.submit(dumps, Slow())
+        begun.wait()
+        child = multiprocessing.get_context("fork").Process(target=dumps, args=(3,))
+        child.start()
+        child.join(10)
+        finish.set()
+    child.kill()
+    assert child.exitcode == 0
 
 
 @pytest.mark.parametrize("name", [None, "a_module_that_is_not_loaded"])
@@ -346,6 +380,15 @@ def test_the_way_to_an_object_that_cannot_be_pickled_is_found_although_objects_r
     first.second, second.first, second.lock = second, first, threading.Lock()
     with pytest.raises(TypeError, match=r"> attribute 'second' \(SimpleNamespace\) > attribute 'lock' \(lock\) cannot"):
         dumps(first)
+
+
+def test_a_function_with_a_variable_that_has_no_value_yet_is_an_error_that_names_the_function():
+    def function(simulator=SIMULATOR):
+        return later, simulator
+
+    with pytest.raises(TypeError, match=r"the value \(function .*function\) cannot be pickled"):
+        dumps(function)
+    later = None
 
 
 class Vast:
