@@ -69,7 +69,9 @@ def check_vector_env(factory: Callable[[], VectorEnv | gym.Env], *, max_steps: i
         env_fns: list[Any] = [lambda: made, factory, factory]
         return SyncVectorEnv(env_fns)
 
-    held, broken = [], []
+    held: list[str] = []
+    broken: dict[str, list[str]] = {}  # sentences by what was observed
+    cause: Exception | None = None  # the first exception of the envs themselves
     skipped: dict[str, list[str]] = {}  # sentences by reason
     for rule in RULES:
         sentence = str(rule.__doc__)
@@ -82,11 +84,15 @@ def check_vector_env(factory: Callable[[], VectorEnv | gym.Env], *, max_steps: i
             if reason.args:
                 skipped.setdefault(str(reason), []).append(sentence)
         except Exception as error:
-            broken.append(f"- {sentence}\n  {type(error).__name__}: {error}")
+            broken.setdefault(f"{type(error).__name__}: {error}", []).append(f"- {sentence}\n")
+            if cause is None and not isinstance(error, AssertionError):
+                cause = error
     for why, sentences in skipped.items():
         logger.warn(f"not checked: {' '.join(sentences)} Reason: {why}")
     if broken:
-        raise RuleBroken(f"{len(broken)} of {len(RULES)} rules do not hold:\n" + "\n".join(broken))
+        count = sum(map(len, broken.values()))
+        listed = "\n".join(f"{''.join(sentences)}  {observed}" for observed, sentences in broken.items())
+        raise RuleBroken(f"{count} of {len(RULES)} rules do not hold:\n{listed}") from cause
     return held
 
 

@@ -23,7 +23,7 @@ from gymnasium.error import DeprecatedEnv, UnregisteredEnv
 from gymnasium.error import Error as GymnasiumError
 
 from ppo.config import ConfigError
-from ppo.errors import RunError
+from ppo.errors import NothingAllowed, RunError
 from ppo.run.display import Display, Output, console_on
 from ppo.run.folder import Run
 from ppo.run.signals import exit_on_second_signal, on_first_signal
@@ -124,10 +124,11 @@ def _outcome(command: Callable[[], int]) -> tuple[int, str]:
     except BrokenPipeError:  # the reader of stdout has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE, ""
-    except (FloatingPointError, multiprocessing.TimeoutError, ConnectionError) as error:
+    except (FloatingPointError, NothingAllowed, multiprocessing.TimeoutError, ConnectionError) as error:
         return 1, _text(error)
     except (ConfigError, RunError, GymnasiumError, OSError) as error:  # also if a file cannot be read or written
-        return 2, _text(error)
+        by_env = any(note.startswith("raised by env") for note in getattr(error, "__notes__", ()))
+        return 1 if by_env else 2, _text(error)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT, "interrupted"
 

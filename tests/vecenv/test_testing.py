@@ -131,6 +131,17 @@ def test_each_fault_breaks_the_rule_that_describes_it(fault, mode, sentence):
         check_vector_env(lambda: Faulty(fault, mode))
 
 
+def test_an_exception_of_an_env_is_told_once_and_is_the_cause():
+    class Broken(Faulty):
+        def step(self, actions):
+            raise KeyError("hnd")
+
+    with pytest.raises(RuleBroken) as caught:
+        check_vector_env(lambda: Broken(None, "NextStep"))
+    assert str(caught.value).count("KeyError: 'hnd'") == 1
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
 class Outside(vecenv.SyncVectorEnv):
     """Changes the observations that each step returns."""
 

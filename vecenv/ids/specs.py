@@ -61,7 +61,15 @@ def load_spec(env_id: str | EnvSpec) -> EnvSpec:
     """
     if isinstance(env_id, str):
         where, _, name = env_id.rpartition(":")
-        module = import_module(where, f"env id {env_id!r}") if where else None
+        if name.endswith((".py", ".xml", ".mjb")):
+            advice = "name the class of a task that loads this model"
+            if name.endswith(".py"):
+                advice = "name a class or function in it"
+            raise gym.error.Error(f'env id {env_id!r} names a file: {advice}, as in "{Path(name).stem}:NAME"')
+        try:
+            module = import_module(where, f"env id {env_id!r}") if where else None
+        except gym.error.Error as error:  # see below
+            raise type(error)(str(error)) from None
         if module is not None and name not in gym.registry and (creator := getattr(module, name, None)) is not None:
             return _unregistered(env_id, creator)
         try:
@@ -118,7 +126,13 @@ def import_module(name: str, what: str) -> ModuleType:
         gymnasium.error.Error: If the module is not installed. Exceptions of the module itself are not caught.
     """
     check_installed(name, what)
-    return importlib.import_module(name)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if not f"{name}.".startswith(f"{missing}."):  # the module exists, but not one that it imports
+            raise
+    raise gym.error.Error(_missing(name, what, missing))
 
 
 def check_installed(name: str, what: str) -> None:
@@ -130,10 +144,14 @@ def check_installed(name: str, what: str) -> None:
         )
     package = name.partition(".")[0]
     if package not in sys.modules and importlib.util.find_spec(package) is None:
-        raise gym.error.Error(
-            f"{what}: the module {name!r} cannot be imported (No module named {package!r}). Run the "
-            "command in its folder, install it, or give a name without a module."
-        )
+        raise gym.error.Error(_missing(name, what, package))
+
+
+def _missing(name: str, what: str, missing: str) -> str:
+    return (
+        f"{what}: the module {name!r} cannot be imported (No module named {missing!r}). Run the command in its folder, "
+        "install it, or give a name without a module."
+    )
 
 
 def did_you_mean(name: str, module: ModuleType) -> str:

@@ -10,6 +10,7 @@ whose episodes ended. `BatchRows` keeps the totals of the episodes and reports c
 
 from __future__ import annotations
 
+import difflib
 import functools
 import os
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
-from gymnasium import spaces
+from gymnasium import logger, spaces
 from gymnasium.envs.mujoco.mujoco_rendering import MujocoRenderer
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
@@ -120,6 +121,7 @@ class MujocoVectorEnv(VectorEnv):
                 raise TypeError(f"{type(self).__name__} defines {former}: define begin(ids, rngs) instead")
         if type(self).observe is MujocoVectorEnv.observe:
             self.observe()  # raises
+        _warn_of_misspelled(type(self))
         self._creator = os.getpid()
         self._is_custom = not type(self).__module__.startswith("vecenv.mujoco.")  # not equal to a Gymnasium task
         self.num_envs = num_envs
@@ -276,6 +278,7 @@ class MujocoVectorEnv(VectorEnv):
         ids = None if np.count_nonzero(stepped) == self.num_envs else np.flatnonzero(stepped)
 
         before = self.before_step()
+        self._checks.before(before)
         self._simulate(actions, stepped, ids)
         if begins is not None:
             self._begin(begins)
@@ -420,3 +423,15 @@ class MujocoVectorEnv(VectorEnv):
                 f"this `{type(self).__name__}` belongs to process {self._creator}; this process ({os.getpid()}) is a "
                 "fork of it. Build another vector env in this process."
             )
+
+
+_HOOKS = ("after_step", "apply", "before_step", "begin", "observe", "outcome", "reset_infos")
+"""The methods that a task defines, most of which are optional, so that nothing else would notice a wrong name."""
+
+
+def _warn_of_misspelled(task: type[MujocoVectorEnv]) -> None:
+    """Warns of methods whose names nearly are those of hooks."""
+    for name, value in vars(task).items():
+        if callable(value) and not hasattr(MujocoVectorEnv, name):
+            for hook in difflib.get_close_matches(name, _HOOKS, n=1, cutoff=0.8):
+                logger.warn(f"{task.__name__}.{name} is not called in a step or a reset. Did you mean {hook!r}?")

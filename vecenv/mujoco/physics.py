@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import ctypes
+import functools
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeAlias
@@ -136,11 +138,11 @@ class Physics:
         self.batch = Batch(self.model, num_sims, contacts_are_listed=list_contacts, nthread=threads, persistent=whole)
         self.varied = self.batch.varied
         arrays = {name: self.batch.bind(name) for name in ("qpos", "qvel", "ctrl", *fields)}
-        self.data = Fields(**arrays, **{kind: getattr(self.batch, kind) for kind in _NAMED})
+        self.data = Fields(**arrays, **{kind: _finder(kind, getattr(self.batch, kind)) for kind in _NAMED})
         self._one = mujoco.MjData(self.model)
         self._contacts = mujoco.batch.Batch.bind(self.batch, "ncon")  # not `Batch.bind`: the task does not read it
         self._pushes = self.batch.bind("xfrc_applied")
-        self._key = -1 if keyframe is None else self.model.key(keyframe).id
+        self._key = -1 if keyframe is None else _finder("keyframe", self.model.key)(keyframe).id
         if keyframe is not None:
             self.batch.reset(keyframe=self._key, stage=mujoco.mjtStage.mjSTAGE_NONE)
         self._new = self.batch.state[0].copy()  # the state of a simulation that was just reset
@@ -205,15 +207,34 @@ class Physics:
 _REFRESHED = mujoco.mjtStage.mjSTAGE_VEL
 
 
+def _finder(kind: str, find: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Returns a function that finds an object of the model by name, with an error that says what has no such name."""
+
+    @functools.wraps(find)
+    def finder(name: Any) -> Any:
+        try:
+            return find(name)
+        except KeyError as error:
+            names = str(error.args[0]).rpartition("Valid names: ")[2]
+            raise KeyError(f"the model has no {kind} {name!r}; its names are {names}") from None
+
+    return finder
+
+
 def _built(source: Model, list_contacts: bool) -> mujoco.MjModel:
     if isinstance(source, mujoco.MjModel):
         return copy.copy(source)
     if isinstance(source, mujoco.MjSpec):
         return source.copy().compile()
     path = os.path.abspath(source) if isinstance(source, os.PathLike) else _path_of(source)
-    if list_contacts:
-        return with_listed_contacts(mujoco.MjSpec.from_file(path))
-    return mujoco.MjModel.from_xml_path(path)
+    if os.path.isdir(path):  # which MuJoCo takes for an empty or a huge file
+        raise IsADirectoryError(f"xml_file={str(source)!r} is a folder: name the model's file in it")
+    try:
+        if list_contacts:
+            return with_listed_contacts(mujoco.MjSpec.from_file(path))
+        return mujoco.MjModel.from_xml_path(path)
+    except ValueError as error:
+        raise ValueError(f"MuJoCo cannot load the model {path}: {error}") from None
 
 
 def _path_of(name: str) -> str:

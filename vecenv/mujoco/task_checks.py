@@ -66,6 +66,7 @@ class TaskChecks:
         self.name, self.num_envs = name, num_envs
         self._physics, self._trusted = physics, trusted
         self._everyone = np.ones(num_envs, np.bool_)
+        self._before_is_checked = False
         self._warnings = physics.batch.warning[:, _RESETS]
         self._may_be_reset = not (trusted or physics.model.opt.disableflags & mujoco.mjtDisableBit.mjDSBL_AUTORESET)
 
@@ -94,6 +95,21 @@ class TaskChecks:
                 ids[at],
             )
         return actions
+
+    def before(self, returned: Any) -> None:
+        """Raises ValueError if the first result of `before_step()` is, or holds, a view that the step changes."""
+        if self._trusted or self._before_is_checked:
+            return
+        self._before_is_checked = True
+        parts = returned.values() if isinstance(returned, dict) else returned
+        batch = self._physics.batch
+        for part in parts if isinstance(returned, (dict, list, tuple)) else (returned,):
+            for values in (batch.state, *batch.derived.values()):
+                if isinstance(part, np.ndarray) and np.may_share_memory(part, values):
+                    raise ValueError(
+                        f"{self.name}.before_step() must return copies, such as self.data.qpos.copy(); it returned a "
+                        "view of the simulations, which the step changes"
+                    )
 
     def controls(self, returned: Any, actions: np.ndarray, frame_skip: int, stepped: np.ndarray) -> np.ndarray:
         """Returns the result of `apply(actions)` as controls, `[N, nu]` or `[N, frame_skip, nu]`.
@@ -164,7 +180,7 @@ class TaskChecks:
             raise InvalidRow(
                 f"MuJoCo reset the simulation of env {env} of this {self.name} during a step. {text} Use a smaller "
                 'time step or weaker actuators. With <option><flag autoreset="disable"/></option> in the model, MuJoCo '
-                "does not reset it, so that the task can end the episode.",
+                "does not reset it, so that the task can end the episode if `outcome` and `observe` replace NaN.",
                 env,
             )
 

@@ -408,6 +408,14 @@ def test_an_error_before_the_first_checkpoint_does_not_say_how_to_resume(tmp_pat
     assert done.returncode == 1 and done.stderr == "error: worker 0 died\n"
 
 
+@pytest.mark.parametrize("num_workers", ["0", "2"])
+def test_a_file_that_an_env_cannot_read_is_a_fault_of_the_env(num_workers, run_here):
+    done = run_here(
+        "train", "--env", "HalfCheetah-v5", "--env-kwargs", "xml_file=./nope.xml", "--num-workers", num_workers
+    )
+    assert done.returncode == 1 and re.search(r"nope\.xml does not exist\nraised by env", done.stderr), done
+
+
 def raises(error):
     raise error
 

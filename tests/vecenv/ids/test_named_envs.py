@@ -132,6 +132,8 @@ def test_the_error_for_a_class_of_pettingzoo_names_what_steps_it():
         ("HalfCheeta-v5", r"Did you mean: `HalfCheetah`\?$"),
         ("HalfCheetah-v9", "`v9`.*`v5`"),
         ("my_env.py:MyEnv", "env id 'my_env.py:MyEnv': 'my_env.py' names a file. Give its module, 'my_env', and run"),
+        ("my_env.py", """env id 'my_env.py' names a file: name a class or function in it, as in "my_env:NAME\""""),
+        ("./arm.xml", """names a file: name the class of a task that loads this model, as in "arm:NAME\""""),
         ("./envs/my_env.py:MyEnv", "'./envs/my_env.py' names a file. Give its module, 'my_env'"),
         ("nomod.sub:X-v0", r"'nomod.sub' cannot be imported \(No module named 'nomod'\). Run the command in its"),
     ],
@@ -140,6 +142,22 @@ def test_the_error_for_an_env_that_is_not_found_says_what_helps_before_any_worke
     monkeypatch.setattr(sys.modules["vecenv.make"], "AsyncVectorEnv", None)
     with pytest.raises(gym.error.Error, match=message):
         vecenv.make(env_id)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_missing_module_of_a_package_is_an_error_like_a_missing_package(num_workers):
+    with pytest.raises(
+        gym.error.Error, match=r"'tests\.missing' cannot be imported \(No module.*Run the command"
+    ) as seen:
+        vecenv.make("tests.missing:Env", num_workers=num_workers)
+    assert "Traceback" not in str(seen.value)
+
+
+def test_a_missing_module_that_an_existing_one_imports_keeps_its_error(tmp_path, monkeypatch):
+    (tmp_path / "needs_another.py").write_text("import another_that_is_missing\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match=r"'another_that_is_missing'$"):
+        vecenv.make("needs_another:Env", num_workers=0)
 
 
 def test_arguments_that_an_env_refuses_raise_gymnasiums_error(module):

@@ -913,9 +913,9 @@ def test_views_that_a_task_looks_up_late_have_values_or_are_errors():
 
 
 def test_the_errors_for_a_missing_name_list_the_names():
-    with pytest.raises(KeyError, match=r"Invalid name 'low'. Valid names: \['high'\]"):
+    with pytest.raises(KeyError, match=r"the model has no keyframe 'low'; its names are \['high'\]"):
         Robot(keyframe="low")
-    with pytest.raises(KeyError, match=r"Invalid name 'gyros'. Valid names: .*'gyro'"):
+    with pytest.raises(KeyError, match=r"the model has no sensor 'gyros'; its names are .*'gyro'"):
         Robot().data.sensor("gyros")
     with pytest.raises(AttributeError, match=r"to use data\.mocap_pos, list 'mocap_pos' in .* `fields`"):
         Robot().data.mocap_pos  # noqa: B018
@@ -926,3 +926,54 @@ def test_the_errors_for_a_missing_name_list_the_names():
         envs.reset(seed=0)
         envs.replaced["observe"] = {"policy": np.zeros((3, 7))}
         envs.step(np.zeros((3, 2)))
+
+
+@pytest.mark.parametrize("state", ["qpos", "xpos"])
+@pytest.mark.parametrize("form", [lambda view: view, lambda view: (3, view), lambda view: {"before": view}])
+def test_a_view_that_the_step_would_change_is_an_error(state, form):
+    class Viewing(Robot):
+        fields = ("xfrc_applied", "xpos")
+
+        def before_step(self):
+            return form(self.copied(getattr(self.data, state)))
+
+        def outcome(self, before, actions):
+            return np.zeros(3), np.zeros(3, bool), {}
+
+    envs = Viewing()
+    envs.reset(seed=0)
+    envs.copied = np.asarray
+    with pytest.raises(ValueError, match=r"Viewing\.before_step\(\) must return copies"):
+        envs.step(np.zeros((3, 2)))
+    envs = Viewing()
+    envs.reset(seed=0)
+    envs.copied = np.copy
+    envs.step(np.zeros((3, 2)))
+
+
+def test_a_method_whose_name_is_nearly_a_hooks_is_a_warning(recwarn):
+    class Misspelled(Robot):
+        def begn(self, ids, rngs): ...
+
+        def after_the_end(self): ...
+
+    Robot()
+    assert not recwarn
+    Misspelled()
+    assert "Misspelled.begn is not called in a step or a reset. Did you mean 'begin'?" in str(recwarn.pop().message)
+    assert not recwarn
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("<mujoco><worldbody>", r"cannot load the model .*broken\.xml: .*XML"),
+        ('<mujoco><actuator><motor joint="elbw"/></actuator></mujoco>', r"cannot load the model .*broken\.xml: .*elbw"),
+        (None, r"xml_file='.*broken\.xml' is a folder"),
+    ],
+)
+def test_the_error_for_a_model_that_cannot_be_loaded_names_its_file(text, message, tmp_path):
+    file = tmp_path / "broken.xml"
+    file.mkdir() if text is None else file.write_text(text)
+    with pytest.raises((ValueError, IsADirectoryError), match=message):
+        Robot(xml_file=str(file))
