@@ -140,7 +140,7 @@ def _rivals(task: Task, num_envs: int, mjbatch: str | None, stack: ExitStack) ->
 
 
 def _halves(envs: vecenv.AsyncVectorEnv, actions: np.ndarray) -> Rival:
-    """Receives at least half of the envs at a time."""
+    """Returns a rival that receives at least half of the envs at a time."""
     surplus = 0  # steps that the last call took beyond its own
 
     def steps() -> None:
@@ -175,7 +175,7 @@ def _envpool(env_id: str, num_envs: int, actions: np.ndarray, stack: ExitStack) 
 
 
 def _parts(envs: Any, parts: int, actions: np.ndarray) -> Rival:
-    """Receives one part of EnvPool's envs at a time."""
+    """Returns a rival that receives one part of EnvPool's envs at a time."""
     batches = [part for batch in actions for part in np.split(batch, parts)]
     waiting: list[np.ndarray] = []
 

@@ -4,7 +4,7 @@ Unit: milliseconds of a call on one core, as the median and the 99th percentile 
 that the 99th percentile allows. The formats take turns: each round calls each of them once.
 Not measured: loading, the first calls, and everything else that a robot does.
 
-Before, each export is compared with the run's checkpoint.
+Before timing, each export is compared with the run's checkpoint.
 """
 
 from __future__ import annotations

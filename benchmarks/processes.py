@@ -33,7 +33,7 @@ def in_a_process(build: Callable[..., Iteration], **settings: Any) -> Iteration:
 
 
 def ppo_in_a_process(folder: Path, **settings: Any) -> Iteration:
-    """Starts ppo with these settings, and otherwise its defaults, in a new process; see `in_a_process`."""
+    """Starts ppo with these settings, normalized advantages and otherwise its defaults; see `in_a_process`."""
     return _started(_train, folder, settings)
 
 

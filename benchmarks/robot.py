@@ -74,7 +74,7 @@ def rivals(num_envs: int, interpreter: str | None, file: Path) -> dict[str, Call
 
     Args:
         num_envs: Number of envs.
-        interpreter: Python interpreter of an environment that has mjbatch, or None to leave mjbatch out.
+        interpreter: Python interpreter of an environment that has mjbatch, or None to omit mjbatch.
         file: File for the recorded states.
     """
     import vecenv
@@ -168,7 +168,7 @@ def _loop(num_envs: int) -> Advance:
 
 
 def _in_a_process(words: list[str]) -> Callable[[], Any]:
-    """Returns a function that lets the process perform a round, which ends with this process."""
+    """Starts a process that ends with this one, and returns a function that makes it perform a round."""
     child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
 
     def perform() -> None:

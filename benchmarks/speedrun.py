@@ -35,7 +35,7 @@ EPISODES, INTERVAL, ENV_STEPS = 10, 10_000, 1_000_000
 
 @dataclass(frozen=True)
 class Task:
-    """Returns to exceed.
+    """The returns that a trainer must exceed on an env.
 
     Attributes:
         env: The id of the env, also in `ZOO`.

@@ -45,7 +45,7 @@ def steer(policy, **kwargs):
 
 
 def film(policy, file, seconds=10.0, **kwargs):
-    """Writes a GIF of the policy that follows random commands."""
+    """Writes a GIF of the policy following random commands."""
     from PIL import Image
 
     envs = Quadruped(1, **{**kwargs, "randomized": False}, render_mode="rgb_array", width=320, height=240)

@@ -83,10 +83,10 @@ def train(
         envs: What to train on instead of `config.env`: a function that makes an env, a list of `config.num_envs`
             such functions, or a vector env built with `**ppo.vector_options(config)`. The envs may differ only in the
             bounds of their observations. A vector env also evaluates the final policy, and the caller closes it.
-            config.json names the env after `name` or the function, but keeps a `config.env` that is neither registered
-            nor contains a colon.
-        eval_envs: What evaluations and videos use instead of `envs`, in one of the same forms: for example separate
-            envs for a vector env that trains. A vector env may have any number of envs, and records no videos.
+            config.json names the env after `name` or the function, but keeps a `config.env` that contains no colon
+            and is not registered.
+        eval_envs: What evaluations use instead of `envs`, in one of the same forms: for example separate envs for a
+            vector env that trains. A vector env may have any number of envs.
         callbacks: Called after updates, evaluations and checkpoints, and at the end.
         logdir: Folder for run folders.
         name: Name of the run folder after its timestamp. None: the env id, or "train" if `envs` is given.
@@ -150,11 +150,13 @@ def resume(
 ) -> Result:
     """Continues a run from its newest checkpoint, in the same folder, as `ppo train --resume` does.
 
+    Returns what `train` returns, and raises the same errors while training.
+
     Args:
         run: The run folder, or its name in "runs".
         total_steps: New total of env-steps, including those already taken. None: unchanged.
         envs: The envs, if the run was trained on envs passed to `ppo.train`.
-        eval_envs: As for `train`, which also lists the result and other errors.
+        eval_envs: As for `train`.
         callbacks: As for `train`.
         collectors: As for `train`. The run may have had other collectors, or none.
         cluster: As for `train`.

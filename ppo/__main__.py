@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except OSError:
         print("error: the current folder has been deleted: change to another one", file=sys.stderr)
         sys.exit(2)
-    for number in range(3):  # otherwise a file with the number of a closed stream would receive its output
+    for number in range(3):  # otherwise the next opened file could get a closed stream's descriptor and its output
         try:
             os.fstat(number)
         except OSError:

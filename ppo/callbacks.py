@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ppo.config import Config
+from ppo.run.files import write_atomically
 
 if TYPE_CHECKING:
     from ppo.policies.policy import Policy
@@ -79,7 +80,10 @@ class Callback:
         """Called after every update with all metrics, under the same names as in metrics.jsonl."""
 
     def on_report(self, report: dict[str, Any]) -> None:
-        """Called every `report_interval` env-steps with the metrics written to metrics.jsonl."""
+        """Called with the metrics of each report in metrics.jsonl.
+
+        Reports are due every `report_interval` env-steps, at each periodic evaluation and when the run finishes.
+        """
 
     def on_evaluation(self, env_steps: int, evaluation: Evaluation) -> None:
         """Called after every evaluation, including the final one. `evaluation.deterministic` says how it acted."""
@@ -94,7 +98,7 @@ class Callback:
         """Called once for each callback whose `on_start` was called, however training ends.
 
         Args:
-            result: How the run ended, if it finished or was stopped early. Otherwise None.
+            result: How the run ended, if it finished or a signal or `StopTraining` interrupted it. Otherwise None.
             error: The exception that ended the run. Otherwise None. It is raised again after this call. If this method
                 also raises, the second exception becomes a note of the first.
         """
@@ -280,10 +284,10 @@ def _imported(name: str, **environment: str) -> Any:
 
 
 class _Tracker(Callback):
-    """Logs to a run of a tracker. The run folder holds its id and last step, with which a resumed run continues it.
+    """Logs to a run of a tracker. The run folder stores that run's id and last step, so a resumed run can continue it.
 
-    The tracker's steps are env-steps, plus an offset if its run already holds later steps, because training repeats
-    steps after a crash, or an earlier training logged to the same run. W&B drops values of earlier steps.
+    The tracker's steps are env-steps. An offset is added if the tracker's run already holds later steps: training
+    repeats steps after a crash, or an earlier training logged to the same run. W&B drops values of earlier steps.
     """
 
     name: str
@@ -338,9 +342,7 @@ class _Tracker(Callback):
 
     def _remember(self, step: int) -> None:
         known = self._known() | {self.name: {"id": self._id, "step": step}}
-        draft = self.run_path / "trackers.part"
-        draft.write_text(json.dumps(known) + "\n")
-        draft.replace(self.run_path / "trackers.json")
+        write_atomically(self.run_path / "trackers.json", json.dumps(known) + "\n")
 
 
 class _WandB(_Tracker):
@@ -426,6 +428,6 @@ def _numbers(report: dict[str, Any]) -> dict[str, float]:
 
 
 def _final(result: Result) -> dict[str, float]:
-    """Returns the score of the final policy, or nothing if the run was stopped early."""
+    """Returns the score of the final policy, or nothing if a signal or `StopTraining` interrupted the run."""
     scores = {} if result.evaluation is None else result.evaluation.summary()
     return {f"final_{name}": float(value) for name, value in scores.items()}

@@ -102,7 +102,8 @@ def _connected(ray: ModuleType, address: str | None, actors: int, warn: Callable
             socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
         except OSError as error:
             raise ConfigError(
-                f"cannot join the Ray cluster at {address}: {error}. Check the address, and that its head node runs."
+                f"cannot join the Ray cluster at {address}: {error}. Check the address, and that the head "
+                "node is running."
             ) from error
     try:
         _init(ray, address=address, **quiet)
@@ -206,7 +207,7 @@ def _init(ray: ModuleType, **options: Any) -> None:
 
 
 def cores_of_each(nodes: Sequence[int], actors: int) -> int:
-    """Returns the largest number of cores for each actor with which all of them fit on nodes with these cores.
+    """Returns the largest number of cores that each actor can reserve so that all actors fit on nodes with these cores.
 
     Raises:
         ConfigError: If there are fewer cores than actors.

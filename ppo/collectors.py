@@ -37,7 +37,7 @@ class OnRay:
 
     Attributes:
         collectors: Number of collectors, K. Each steps an equal share of the envs.
-        address: Address of the Ray cluster; None: start Ray on this machine for this run.
+        address: Address of the Ray cluster. None: the cluster in RAY_ADDRESS or, without one, Ray on this machine.
     """
 
     collectors: int
@@ -55,8 +55,8 @@ class OnRay:
         if num_envs % count:
             nearest = max(1, round(num_envs / count)) * count
             raise ConfigError(
-                f"{count} collectors cannot have equal shares of num_envs={num_envs}: use a multiple of {count}, such "
-                f"as {nearest}"
+                f"{count} collectors cannot have equal shares of num_envs={num_envs}: set num_envs to a multiple of "
+                f"{count}, such as {nearest}"
             )
         size = num_envs // count
         return [range(k * size, (k + 1) * size) for k in range(count)]

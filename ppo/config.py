@@ -293,7 +293,7 @@ class Config:
             raise ConfigError("global_state needs a separate value function: use no custom network")
 
     def without_effect(self, *, images: bool, gaussians: bool) -> dict[str, list[str]]:
-        """Returns changed settings that have no effect, by the reason.
+        """Returns changed settings that have no effect, by reason.
 
         `images` and `gaussians` say whether a policy has a CNN and whether it has Gaussian actions.
         """

@@ -34,7 +34,7 @@ Wrapper = Callable[[gym.Env], gym.Env]
 EnvSource = None | EnvFn | Sequence[EnvFn] | Envs
 """None for `config.env`; a function that makes an env; one function for each env; or a vector env of vecenv."""
 
-MAX_EVALUATION_ENVS = 32  # maximum number of envs in an evaluation
+MAX_EVALUATION_ENVS = 32  # maximum number of envs in an evaluation, unless more functions make the envs
 
 
 def vector_options(config: Config) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def evaluation_options(config: Config) -> dict[str, Any]:
 
 
 def env_options(config: Config) -> dict[str, Any]:
-    """Returns the arguments of `vecenv.make` and `vecenv.make_single` for each env: its own ones and its wrappers."""
+    """Returns the arguments of `vecenv.make` and `vecenv.make_single` for each env, including its wrappers."""
     masks = [ActionMaskObservation] if config.info_masks else []
     return {**config.env_kwargs, "wrappers": [*config.wrappers, *masks]}
 
@@ -107,9 +107,9 @@ def training_envs(
 ) -> AbstractContextManager[VectorEnvs]:
     """Returns a context manager that makes and closes the training envs. A vector env passed by the user stays open.
 
-    With several agents, it is a `ParallelVectorEnv`. `evaluated` is what evaluations and videos use; None for `source`.
-    `share` are the numbers of the envs to make, which get their share of the run's workers; None for all envs of the
-    run. Raises ConfigError if the passed envs do not match the config, or there is not enough memory.
+    With several agents, it yields a `ParallelVectorEnv`. `evaluated` is what evaluations use; None for `source`.
+    `share` holds the numbers of the envs to make, which get the same share of the run's workers; None for all envs of
+    the run. Raises ConfigError if the passed envs do not match the config, or there is not enough memory.
     """
     from ppo.footprint import naming_settings
 
@@ -204,9 +204,10 @@ def evaluation_envs(
 ) -> AbstractContextManager[VectorEnvs]:
     """Returns a context manager that makes and closes evaluation envs, or yields a vector env passed by the user.
 
-    With `infos`, the envs that it makes return infos. It makes at most `episodes`, `config.num_envs` and
-    `MAX_EVALUATION_ENVS` envs. More envs than in training might not fit into memory, and some simulators allow only one
-    env per process. Different functions take turns, and each makes an env if there are enough episodes.
+    With `infos`, the envs that it makes return infos. It makes the smaller of `config.num_envs` and
+    `MAX_EVALUATION_ENVS` envs, but at least one for each function, and at most `episodes`. More envs than in training
+    might not fit into memory, and some simulators allow only one env per process. Different functions take turns, and
+    each makes an env if there are enough episodes.
     """
     num_envs = min(config.num_envs, MAX_EVALUATION_ENVS)
     if functions := distinct(source):
@@ -282,7 +283,7 @@ def _normalizers_of(env: Any) -> list[str]:
 
 
 def time_limit_of(envs: Envs) -> int:
-    """Returns the number of steps after which all envs truncate an episode, as far as it is known; otherwise 0."""
+    """Returns the largest known time limit of the envs, in steps, or 0 if none is known."""
     limits: Sequence[int | None] = [None]
     if not isinstance(envs.env_fns, vecenv.Batched):
         limits = envs.apply(_time_limit)

@@ -1,4 +1,4 @@
-"""Exceptions for everything that can go wrong in a run, and the first line of an error's message."""
+"""Exceptions that training and run folders raise, and the first line of an error's message."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class Trainer:
         self.evaluation: Evaluation | None = None
 
     def _warn_of_idle_settings(self) -> None:
-        """Warns of settings that were changed, but have no effect on these envs or beside the other settings."""
+        """Warns of settings that were changed, but have no effect on these envs or with the other settings."""
         agents = [team.agent for team in self.teams]
         images = any(agent.observations.has_images for agent in agents)
         gaussians = any(agent.log_std is not None for agent in agents)
@@ -122,8 +122,8 @@ class Trainer:
             self.begin()
             while not (progress.finished or self._stop.is_set() or callback.should_stop):
                 metrics = self.learn(self.collect())
-                # Order: a checkpoint precedes the report and the evaluation, which may take long. It holds the metrics,
-                # which a resumed run reports if this process does not get that far.
+                # Order: a checkpoint precedes the report and the evaluation, which may take a long time. It holds the
+                # metrics, which a resumed run reports if this process does not get that far.
                 if progress.due(config.checkpoint_interval, config.eval_interval) or self.saver.overdue:
                     self.saver.save(periodic=not progress.finished)
                 self.report(metrics)

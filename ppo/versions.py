@@ -11,7 +11,7 @@ PACKAGES = ("vecenv-ppo", "tensorflow", "gymnasium", "numpy", "mujoco", "cloudpi
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of Python, the platform and the main packages. vecenv-ppo's names its commit."""
+    """Returns the versions of Python, the platform and the main packages. That of vecenv-ppo includes its commit."""
     versions = {"python": platform.python_version(), "platform": platform.platform(), PACKAGES[0]: vecenv.__version__}
     for package in PACKAGES[1:]:
         try:

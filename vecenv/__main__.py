@@ -61,8 +61,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     # Not a positional argument, which options that take several words would swallow without a helpful error.
     words.add_argument("--env", help='an id, or "module:name" of a class or function; `--env` may be omitted')
-    words.add_argument("--num-envs", type=int, default=16)
-    words.add_argument("--num-workers", type=int, nargs="+", help="default: 0, and powers of two up to the cores")
+    words.add_argument("--num-envs", type=int, default=16, help="envs in each vector env (default: 16)")
+    words.add_argument("--num-workers", type=int, nargs="+", help="default: 0, 2, 4, ... and the number of cores")
     words.add_argument("--seconds", type=float, default=20.0, help="longer if the env is slow (default: 20)")
     words.add_argument("--wrappers", nargs="+", default=[], help="as for `ppo train`")
     words.add_argument("--env-kwargs", nargs="+", default=[], help="KEY=VALUE pairs or a JSON object")
@@ -112,6 +112,8 @@ def _measure(chosen: argparse.Namespace) -> None:
         **chosen.env_kwargs,
     )
     print(measured, flush=True)
+    if measured.errors:
+        sys.exit(1)
 
 
 def _version(package: str) -> str:

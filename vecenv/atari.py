@@ -136,7 +136,7 @@ def make(
 class Game(AtariEnv):
     """A game that is stepped frame by frame, with the seeds, starts and ends of ale-py's vector env.
 
-    It takes the arguments of `make` and, except `frameskip`, of `ale_py.AtariEnv`.
+    It takes four arguments of `make` and, except `frameskip`, the arguments of `ale_py.AtariEnv`.
     """
 
     def __init__(

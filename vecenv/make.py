@@ -26,7 +26,15 @@ from vecenv.ids.forms import (
     wrapped,
 )
 from vecenv.ids.named_wrapper import Wrappers, named_wrappers
-from vecenv.ids.specs import REGISTERED, find_spec, load_outline, load_spec, package_of, remember_vector_env
+from vecenv.ids.specs import (
+    REGISTERED,
+    arguments_of,
+    find_spec,
+    is_ours,
+    load_outline,
+    load_spec,
+    remember_vector_env,
+)
 from vecenv.resources import available_cores
 from vecenv.rows.batched import Batched
 from vecenv.vector.async_vector_env import AsyncVectorEnv
@@ -70,7 +78,8 @@ def make(
             not registered. The workers import the module; the calling process imports it only if it builds the envs.
         num_envs: Number of envs.
         num_workers: Number of worker processes. None: one worker per core, or no workers for MuJoCo tasks in C++ and
-            vector envs of other packages, which this process steps. MuJoCo tasks use one thread per core in all.
+            vector envs of other packages, which this process steps unless they render or `vector_kwargs` needs workers.
+            MuJoCo tasks use one thread per core in all.
         backend: "auto" steps many envs in one call if possible. "python" always builds single envs, as by
             `gymnasium.make`.
         wrappers: Applied to each env in this order, so the first one is innermost. A wrapper is a function of the env,
@@ -176,12 +185,13 @@ def warm_up(
     _check_backend(backend)
     spec, _ = find_spec(env_id, here=False)
     in_one_call = spec is not None and why_single_envs(spec, backend, wrappers, env_kwargs) is None
-    if num_workers != 0 and not (in_one_call and num_workers is None):
+    here = num_workers is None and in_one_call and spec is not None and not render_mode_of(spec, env_kwargs)
+    if num_workers != 0 and not here:
         start_fork_server()
 
 
 def register_envs() -> None:
-    """Registers "vecenv/ID" for `gymnasium.make_vec`, for every registered id that has no such entry yet.
+    """Registers "vecenv/ID" for `gymnasium.make_vec`, for every id with single envs that has no such entry yet.
 
     `import vecenv` calls this, because Gymnasium 1.0 removed the plugin hook. Call it again for envs that are
     registered later. A slash in an id becomes a dot: "ALE/Pong-v5" is registered as "vecenv/ALE.Pong-v5".
@@ -193,7 +203,10 @@ def register_envs() -> None:
 
 
 def make_registered(env_id: str, num_envs: int = 1, **arguments: Any) -> AsyncVectorEnv:
-    """Returns the vector env of "vecenv/ID" for `gymnasium.make_vec`, with arguments of all three functions."""
+    """Returns the vector env of "vecenv/ID" for `gymnasium.make_vec`.
+
+    The arguments may be those of `make`, the env and `AsyncVectorEnv`.
+    """
     vector_kwargs = {name: arguments.pop(name) for name in _VECTOR_ARGUMENTS & set(arguments)}
     return make(env_id, num_envs, vector_kwargs=vector_kwargs, **arguments)
 
@@ -219,7 +232,7 @@ def _one_vector_env(
     build = functools.partial(make_vector_env, source, env_kwargs, num_threads, steps_subsets)
     envs = AsyncVectorEnv(Batched(build, num_envs), num_workers=workers, **vector_kwargs)
     if spec.entry_point is not None:
-        level, results = (logging.INFO, "equal") if _is_ours(spec) else (logging.WARNING, "possibly different")
+        level, results = (logging.INFO, "equal") if is_ours(spec) else (logging.WARNING, "possibly different")
         message = f"is {_vector_form(spec)}; backend='python' gives single envs with {results} spaces and rewards"
         _log_once(level, spec.id, message)
     envs.spec = _with_kwargs(spec, env_kwargs)
@@ -228,19 +241,12 @@ def _one_vector_env(
 
 def _with_kwargs(spec: EnvSpec, env_kwargs: dict[str, Any]) -> EnvSpec:
     """Returns a spec with the arguments of the envs, as `gymnasium.make_vec` does."""
-    kwargs = {**spec.kwargs, **env_kwargs}
-    kwargs.pop("disable_env_checker", None)
-    limit = kwargs.pop("max_episode_steps", None)
-    limit = spec.max_episode_steps if limit is None else limit
-    return dataclasses.replace(spec, kwargs=kwargs, max_episode_steps=None if limit == -1 else limit)
-
-
-def _is_ours(spec: EnvSpec) -> bool:
-    return package_of(spec.vector_entry_point) == "vecenv"
+    kwargs, limit = arguments_of(spec, env_kwargs)
+    return dataclasses.replace(spec, kwargs=kwargs, max_episode_steps=limit)
 
 
 def _vector_form(spec: EnvSpec) -> str:
-    return "stepped in C++" if _is_ours(spec) else "built from its vector_entry_point"
+    return "stepped in C++" if is_ours(spec) else "built from its vector_entry_point"
 
 
 def _check_backend(backend: str) -> None:

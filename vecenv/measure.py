@@ -105,7 +105,8 @@ def measure(
     Args:
         env_id: An id or "module:name", as for `vecenv.make`.
         num_envs: Number of envs in each vector env.
-        num_workers: Numbers of worker processes to try. None: 0, and powers of two up to the number of cores.
+        num_workers: Numbers of worker processes to try. None: 0, the powers of two from 2, and the number of cores, but
+            at most one per env.
         seconds: Duration without building the envs. It takes longer if steps are slow, because each vector env takes at
             least one step in each turn.
         wrappers: As for `vecenv.make`.
@@ -133,7 +134,7 @@ def measure(
                 envs = build()
                 stack.callback(envs.close)
                 if name == IN_ONE_CALL and isinstance(envs, AsyncVectorEnv) and envs.num_workers:
-                    continue  # `make` returned single envs in workers, which are measured already
+                    continue  # single envs in workers, which are measured with the numbers of workers in `counts`
                 envs.reset(seed=0)
                 envs.step(envs.action_space.sample())
                 measured[name] = envs

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import itertools
 import multiprocessing
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from typing import Any
@@ -28,6 +29,7 @@ Make = Callable[[], VectorEnv]
 
 SEED = 7
 MAX_STEPS = 3000  # steps within which an episode is expected to end
+LONG_S = 30  # seconds after which a warning says which rule is being checked
 
 
 class RuleBroken(AssertionError):
@@ -77,7 +79,7 @@ def check_vector_env(factory: Callable[[], VectorEnv | gym.Env], *, max_steps: i
         sentence = str(rule.__doc__)
         envs = make()
         try:
-            with contextlib.closing(envs):
+            with contextlib.closing(envs), _watched(sentence):
                 rule(envs, make, max_steps)
             held.append(sentence)
         except _DoesNotApply as reason:
@@ -94,6 +96,18 @@ def check_vector_env(factory: Callable[[], VectorEnv | gym.Env], *, max_steps: i
         listed = "\n".join(f"{''.join(sentences)}  {observed}" for observed, sentences in broken.items())
         raise RuleBroken(f"{count} of {len(RULES)} rules do not hold:\n{listed}") from cause
     return held
+
+
+@contextlib.contextmanager
+def _watched(sentence: str) -> Iterator[None]:
+    """Warns if the block takes long: envs may hang, and these checks then wait as well."""
+    timer = threading.Timer(LONG_S, logger.warn, [f"checking for {LONG_S} s, so an env may hang: {sentence}"])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def the_action_space_is_the_batch_of_single_ones(envs: VectorEnv, make: Make, max_steps: int) -> None:

@@ -93,7 +93,7 @@ def prepare(agent: Agent, rewards: RewardNormalizer, collected: Collected) -> Ba
     ended = tf.logical_or(rollout.terminated, rollout.truncated)
     if rollout.valid is not None:
         alive = rollout.valid[:-1]
-        ended = tf.logical_or(ended, tf.logical_not(alive))  # nothing is carried across a step of no living agent
+        ended = tf.logical_or(ended, tf.logical_not(alive))  # nothing is carried across a dead agent's steps
         lives = acts = flat(alive)
         if observations.has_mask:
             acts = tf.logical_and(lives, tf.reduce_any(acted[MASK], axis=-1))
@@ -168,7 +168,7 @@ def next_values(config: Config, agent: Agent, rollout: Rollout, values: tf.Tenso
         return tf.where(cut, tf.reshape(values_of(*finals), cut.shape), following)
 
     def of_images() -> tf.Tensor:
-        """Reads only final observations, and as many at a time as a gradient step, because a CNN is slow."""
+        """Reads only final observations, because a CNN is slow, at most `minibatch_size` at a time."""
         places, size = tf.where(flat(cut)), config.minibatch_size
 
         def add(i: tf.Tensor, found: tf.Tensor) -> tf.Tensor:

@@ -69,7 +69,7 @@ class Collector(Protocol):
         wrappers: The wrappers of each env, as JSON values; see `ppo.run.wrappers.describe_each`.
         held_bytes: Memory for rollouts that this process allocates, apart from memory that it shares with workers.
         steps: Env-steps of the current rollout so far, over all envs.
-        restarts: How often a dead worker or collector was replaced.
+        restarts: How many times a dead worker or collector was replaced.
     """
 
     spaces: Spaces

@@ -132,12 +132,15 @@ def kl_penalized_surrogate(
 
 
 def value_loss(*, values: tf.Tensor, targets: tf.Tensor, weights: tf.Tensor | None = None) -> tf.Tensor:
-    """Returns half the mean squared error, a scalar. See `mean` for the weights."""
+    """Returns half the mean squared error of `values: [B]`, a scalar. See `mean` for the weights."""
     return 0.5 * mean(tf.square(values - targets), weights)
 
 
 def approximate_kl(*, log_probs: tf.Tensor, old_log_probs: tf.Tensor, weights: tf.Tensor | None = None) -> tf.Tensor:
-    """Returns an estimate of KL(old || new) in nats, a scalar: mean(ratio - 1 - log ratio), never negative."""
+    """Returns an estimate of KL(old || new) in nats, a scalar: mean(ratio - 1 - log ratio), never negative.
+
+    The log-probabilities are `[B]`. This is k3 of Schulman (2020, "Approximating KL Divergence").
+    """
     log = log_ratio(log_probs=log_probs, old_log_probs=old_log_probs)
     return mean(tf.math.expm1(log) - log, weights)
 

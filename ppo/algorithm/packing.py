@@ -21,7 +21,7 @@ class Packed(NamedTuple):
             `[E, ...]`, ordered by step.
         envs: As of `Rollouts`, without observations and actions.
         restarted: Whether the envs began fresh episodes, because the process of the collector was replaced.
-        restarts: How often dead workers of the collector were replaced since its last rollout.
+        restarts: How many times dead workers of the collector were replaced since its last rollout.
     """
 
     teams: list[Collected]

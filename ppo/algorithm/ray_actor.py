@@ -77,7 +77,7 @@ def _portable(method: _Method) -> _Method:
 
 
 class Actor:
-    """A local collector in its own process; see `Collector`. Every method except `ping` may take long.
+    """A local collector in its own process; see `Collector`. Every method except `ping` may take a long time.
 
     Ray may replace the process at any time. The first call then makes new envs, which begin fresh episodes.
 

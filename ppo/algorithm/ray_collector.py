@@ -1,8 +1,8 @@
 """A collector on Ray: K actors step the envs, each its share, and the rollouts come back through Ray's object store.
 
-Only where the envs are stepped differs from `LocalCollector`. Each actor holds a local collector and draws the noise of
-all envs, so the actions in an env do not depend on K, except for rounding, which differs between batch sizes. A call of
-`collect` carries all that an actor needs, so Ray can replace an actor and repeat the call.
+It differs from `LocalCollector` only in where the envs are stepped. Each actor holds a local collector and draws the
+noise of all envs, so the actions in an env do not depend on K, except for rounding, which differs between batch sizes.
+A call of `collect` carries all that an actor needs, so Ray can replace an actor and repeat the call.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def common_spaces(shares: Sequence[Spaces]) -> Spaces:
 
 
 class RayCollector:
-    """Collects with K actors. See `Collector` for the methods, of which `start` must be called first.
+    """Collects with K actors. See `Collector` for the methods. Call `start` before any of them.
 
     With `on_worker_death="restart"`, Ray replaces an actor that dies, its envs begin fresh episodes, and `warn` is
     called. Otherwise, the death of an actor is an error.
@@ -116,7 +116,7 @@ class RayCollector:
                 named = ", ".join(f"{name} {outline.versions[name]} instead of {expected[name]}" for name in names)
                 raise ConfigError(f"{self._name(k)} has {named}: install the same versions on all nodes")
         self.spaces = common_spaces([outline.spaces for outline in outlines])
-        # A rollout as it arrives, all rows in one array, and the tensors.
+        # Three copies: the rollout as received, the concatenated arrays, and the tensors.
         self.held_bytes = 3 * sum(outline.rollout_bytes for outline in outlines)
 
     def use(self, actors: Sequence[Agent]) -> None:
@@ -189,7 +189,7 @@ class RayCollector:
             raise vecenv.WorkerDied(f"{self._name(k)} died{times}. Ray says: {reason}") from None
 
     def _check_health(self, pending: Iterable[int]) -> None:
-        """Kills actors that are frozen, so that Ray replaces them.
+        """Kills frozen actors so that Ray replaces them, or raises `WorkerDied` if Ray does not replace actors.
 
         It counts polls instead of seconds, because this process may have been suspended.
         """

@@ -58,8 +58,8 @@ def effective_rate(config: Config, *, scheduled: tf.Tensor, base: tf.Tensor) -> 
 def adapted_base_rate(config: Config, base: tf.Tensor, kl: tf.Tensor) -> tf.Tensor:
     """Returns the next update's base rate for the base rate and the KL of this update.
 
-    With "kl_adaptive", as in rl_games, the rate is divided by 1.5 if the KL exceeds 2 targets, and multiplied by 1.5
-    below half a target. It stays between 1e-6 and 1e-2, or within wider bounds that include the initial rate.
+    With "kl_adaptive", as in rl_games, the rate is divided by 1.5 if the KL exceeds twice the target, and multiplied by
+    1.5 below half the target. It stays between 1e-6 and 1e-2, or within wider bounds that include the initial rate.
 
     Otherwise, the rate is divided by 1.5 if the KL exceeds the limit, if there is one. Below half the limit, it is
     multiplied by 1.5, up to the initial rate. It never falls below 1e-6 or, if that is less, the initial rate, because
@@ -77,9 +77,10 @@ def adapted_base_rate(config: Config, base: tf.Tensor, kl: tf.Tensor) -> tf.Tens
 
 
 def adapted_penalty(penalty: tf.Tensor, kl: tf.Tensor, *, kl_target: float) -> tf.Tensor:
-    """Returns the next update's KL penalty: multiplied by 1.5 if the KL exceeds 1.3 targets, divided by 1.5 below 0.7.
+    """Returns the KL penalty of the next update.
 
-    The penalty stays between 1e-6 and 1e6, so it can always recover.
+    It is multiplied by 1.5 if the KL exceeds 1.3 times its target, and divided by 1.5 below 0.7 times. The
+    penalty stays between 1e-6 and 1e6, so it can always recover.
     """
     stronger = tf.where(kl > 1.3 * kl_target, tf.minimum(penalty * 1.5, 1e6), penalty)
     return tf.where(kl < 0.7 * kl_target, tf.maximum(penalty / 1.5, 1e-6), stronger)

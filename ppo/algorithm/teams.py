@@ -108,7 +108,7 @@ class Teams:
 
 
 def config_of(config: Config, members: Sequence[str]) -> Config:
-    """Returns the settings of a team: those of the run or, if it has members, for a learner with a row for each."""
+    """Returns the run's settings or, if the team has members, the settings of a learner with a row for each of them."""
     return config.of_team(len(members)) if members else config
 
 

@@ -43,12 +43,12 @@ number of chains.
 TOTALS = ("gradient_steps", *METRICS)
 """What each chain sums over its gradient steps; for `grad_norm`, the squared norm.
 
-The totals of two chains add up, because a chain leaves a total at 0 that it does not compute.
+The totals of two chains add up, because each chain leaves at 0 the totals that it does not compute.
 """
 
 LossTerm = Callable[[Samples, Hidden, Inputs, tf.Tensor], tuple[tf.Tensor, dict[str, tf.Tensor]]]
-"""A term of the loss: maps a minibatch, the networks' hidden activations and encoded inputs for it, and the weight of
-the entropy to a scalar, and to its part of `TOTALS`, by name."""
+"""A term of the loss, as a function of a minibatch, its hidden activations, its encoded inputs and the weight of the
+entropy. It returns a scalar, and the totals in `TOTALS` that the term computes, by name."""
 
 
 class Learner(tf.Module):
@@ -65,8 +65,8 @@ class Learner(tf.Module):
         optimizers: One for each group of `Agent.learned_groups`.
         rewards: Normalizes the rewards.
         penalty: Weight of the KL, for the objective "kl_penalty". It begins at 1, as in BatchPPO.
-        base_rate: The learning rate before the schedule is applied. The KL adapts it with the schedule "kl_adaptive",
-            which is constant otherwise, and with `kl_limit`.
+        base_rate: The learning rate before the schedule is applied. It adapts to the KL if `lr_schedule` is
+            "kl_adaptive" or `kl_limit` is set, and is constant otherwise.
         compiled: Whether `update` has compiled the update, which takes much longer than an update.
         observe: A graph function that only adds a rollout to the statistics of observations and rewards.
         update_in_graph: The graph function of `update`.

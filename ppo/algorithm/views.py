@@ -1,4 +1,4 @@
-"""Views: what each policy observes of the envs, and how its actions become part of theirs."""
+"""Views: what each policy observes of the envs, and how its actions enter the joint actions of the envs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class View:
         return joint
 
     def joint_actions(self, actions: Any) -> Any:
-        """Returns the policy's actions `[N, ...]` in the form in which they are part of the actions of all envs."""
+        """Returns the policy's actions `[N, ...]` in the layout that the joint actions of all envs need."""
         return actions
 
     def goes_on(self, before: Any, after: Any, over: tf.Tensor) -> tf.Tensor:

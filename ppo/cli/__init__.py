@@ -81,9 +81,10 @@ def main(command: Callable[[], int]) -> None:
     """Runs a command and exits. An stderr that cannot be written does not fail the command.
 
     The exit code is 0 if the command succeeded, 1 if an env or the training failed, 128 + n after signal n, and 2 for
-    any other error. Ctrl-C and the other signals in `ppo.run.signals.STOPPING` raise an exception, so that partial
-    files are removed. TensorFlow's C++ code may replace or swallow this exception, so the exit code depends only on the
-    signal. A second Ctrl-C or SIGTERM ends the process at once.
+    any other expected error. An unexpected exception keeps its traceback. Ctrl-C and the other signals in
+    `ppo.run.signals.STOPPING` raise an exception, so that partial files are removed. TensorFlow's C++ code may replace
+    or swallow this exception, so the exit code depends only on the signal. A second Ctrl-C or SIGTERM ends the process
+    at once.
     """
     # Gymnasium warns before it raises an env's error, which these commands print themselves.
     warnings.filterwarnings("ignore", message=".*(Received the following error|Raising the last exception)")
@@ -153,7 +154,7 @@ def showing(doing: str, episodes: int) -> Iterator[Tally]:
 
 @contextmanager
 def stdout_for_results() -> Iterator[None]:
-    """Sends what envs, networks and C libraries print in the block to stderr, also from processes started in it."""
+    """Sends what envs, networks and C libraries print in the block to stderr, including in processes started in it."""
     if sys.stdout is not None:  # None: its descriptor was closed before Python started
         sys.stdout.flush()
     stdout = os.dup(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
 import shlex
 import signal
 import sys
@@ -73,7 +74,7 @@ METAVARS: dict[Any, str] = {
 
 
 def _hint(default: str) -> str:
-    """Returns how `--help` shows a default. The help stays short if it omits those that say nothing."""
+    """Returns how `--help` shows a default. Uninformative defaults are omitted to keep the help short."""
     return "" if default in ("", "None", "False") else f"(default: {default})"
 
 
@@ -205,11 +206,16 @@ class _HowToResume(Callback):
     def on_end(self, result: ppo.Result | None, error: BaseException | None) -> None:
         if error is None or isinstance(error, ppo.TrainingDiverged):  # it would diverge again
             return
-        with suppress(RunError):
+        try:
             Run(self.run_path).check_begun()
-            error.add_note(_command_to_resume(self.run_path, self._arguments, self.config))
-            if isinstance(error, vecenv.WorkerDied) and self.config.on_worker_death == "raise":
-                error.add_note("To restart workers that die instead of ending the run, add --on-worker-death restart.")
+        except RunError:
+            error.add_note("Nothing had been learned yet, so the run was not saved.")
+            return
+        error.add_note(_command_to_resume(self.run_path, self._arguments, self.config))
+        if isinstance(error, vecenv.WorkerDied) and self.config.on_worker_death == "raise":
+            error.add_note("To restart workers that die instead of ending the run, add --on-worker-death restart.")
+        if isinstance(error, multiprocessing.TimeoutError):
+            error.add_note("If steps may take longer, raise --step-timeout-s.")
 
 
 def _trackers(arguments: Arguments) -> list[Callback]:

@@ -21,8 +21,8 @@ class CustomNetwork(tf.Module):
 
     The function is called as `function(inputs, num_outputs, seed)`:
         inputs: A `tf.TensorSpec` for each input of the network, nested as the observation space is, without
-            "action_mask". Images of 36 pixels or more are `uint8[None, H, W, C]`; all other leaves are
-            `float32[None, F]`, normalized.
+            "action_mask". Images of at least 36 x 36 pixels are `uint8[None, H, W, C]`. All other leaves
+            are `float32[None, F]`: normalized numbers, one-hot vectors or bits.
         num_outputs: Length of the policy's output: the logits of all discrete choices, then the mean of each entry of
             a float Box action.
         seed: Seed for the initial weights.

@@ -24,7 +24,7 @@ _BELOW_1 = np.nextafter(np.float32(1), np.float32(0))  # the largest float32 bel
 _TINY = np.finfo(np.float32).tiny  # lower bound of uniform noise, so that its logarithm is finite
 
 FAR = 1e6
-"""Distance from 0 beyond which a bound of a Box is no scale for its actions, such as the largest float32."""
+"""Distance from 0 beyond which a bound of a Box, such as the largest float32, does not scale its actions."""
 
 MAX_CHOICES = 2**16
 """Maximum number of integers in the range of an integer Box entry. Each integer has its own logit."""

@@ -121,7 +121,10 @@ class ImageNormalizer(tf.Module):
         return tf.cast(self.moments.mean / GRAY_LEVEL, tf.float32), tf.cast(GRAY_LEVEL / deviation, tf.float32)
 
     def chosen(self, count: tf.Tensor) -> tf.Tensor:
-        """Returns the indices `int32[K]` of a random sample of `count` images. `PIXELS_PER_UPDATE` limits K."""
+        """Returns the indices `int32[K]` of images sampled with replacement from `count` images.
+
+        K is at most `count`, and `PIXELS_PER_UPDATE` limits it further.
+        """
         # The count is part of every checkpoint, so a resumed run draws the same images.
         seed = tf.stack([tf.cast(self.moments.count, tf.int64), 0])
         return tf.random.stateless_uniform([tf.minimum(count, self._number)], seed, 0, count, tf.int32)

@@ -1,4 +1,4 @@
-"""Evaluations during training, and the checkpoint `best`: the policy of a run with the highest mean return in one."""
+"""Evaluations during training, and the checkpoint `best`: the policy with the highest mean return in an evaluation."""
 
 from __future__ import annotations
 

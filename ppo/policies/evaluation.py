@@ -39,7 +39,7 @@ StepResult = tuple[Any, np.ndarray, np.ndarray, np.ndarray, Any]
 """Observations, rewards, terminated, truncated and infos of a team, as a vector env returns them."""
 
 MIN_LIMIT = 10_000  # the fewest steps after which an evaluation cuts an episode off, except in short runs
-ATTEMPTS = 3  # how often an evaluation is played if the death of a worker cuts its episodes off
+ATTEMPTS = 3  # how many times an evaluation is played if the death of a worker cuts its episodes off
 
 
 class EvaluationStopped(Exception):
@@ -116,14 +116,14 @@ class _Episode:
 
 @dataclass(frozen=True)
 class Players:
-    """Policies that play, and how.
+    """The policies of an evaluation, and how they play.
 
     Attributes:
         agents: The policy of each team. The only team of envs with one agent is "".
         config: The settings, for the envs, the seed, the kind of actions and the timeout.
         limit: Number of steps after which an episode is cut off; see `limit_of`. A longer time limit of the env counts
             instead, up to `MIN_LIMIT` steps.
-        warn: Called with the number of episodes that were cut off, if there are any.
+        warn: Called with a message if episodes were cut off or a worker died.
         tally: Counts the episodes and steps, for a display.
         stopped: Whether to end the evaluation without a result; asked before every step.
     """
@@ -179,7 +179,7 @@ def play(players: Players, envs: EvaluationEnvs, episodes: int, *, functions: in
     if unfinished:
         players.warn(
             f"{unfinished} of {episodes} episodes were cut off or never began: an env whose episode reaches {limit:,} "
-            "steps, far beyond the episodes of training, plays no other, and this one counts with its return so far. "
+            "steps, far more than in training, plays no further episode, and this one counts with its return so far. "
             "Give the env a time limit: max_episode_steps when it is registered, or --env-kwargs max_episode_steps=N."
         )
     played.sort(key=lambda episode: episode.env)  # stable: the episodes of an env stay in order
@@ -336,11 +336,16 @@ def check_playable(agents: Mapping[str, Agent], teams: Mapping[str, SpacePair]) 
     The leaves of the spaces may differ in their bounds, their precision and the order of their keys.
     """
     if agents.keys() != teams.keys():
-        raise ConfigError(f"the policies are those of {list(agents)}, but the envs have the groups {list(teams)}")
+        raise ConfigError(
+            f"the policies are those of {list(agents)}, but the envs have the groups {list(teams)}: use envs with the "
+            "groups of the policies"
+        )
     for name, spaces in teams.items():
         for trained, found in zip((agents[name].observations.space, agents[name].action_space), spaces, strict=True):
             if _kinds(trained) != _kinds(found):
-                raise ConfigError(f"the policy was trained on {trained}, but the envs have {found}")
+                raise ConfigError(
+                    f"the policy was trained on {trained}, but the envs have {found}: use envs with the former space"
+                )
 
 
 def _kinds(space: gym.Space) -> dict[tuple, dict[str, Any]]:
@@ -357,7 +362,7 @@ def evaluate_run(
     deterministic: bool = True, envs: EnvSource = None, trust_modules: bool = False,
     warn: Callable[[str], None] = print,
 ) -> Evaluation:  # fmt: skip
-    """Evaluates the policy of a run.
+    """Returns the scores of a run's policy in new episodes.
 
     Args:
         run: As for `load_policy`.

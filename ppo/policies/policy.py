@@ -27,9 +27,9 @@ from vecenv.tree import can_hold, leaves, name_of, nest, pick
 class Policy:
     """The policy and the value function of a run, with their normalizers. `load_policy` returns one.
 
-    A call of the policy, `value` and `log_prob` take one observation or a batch `[N, ...]`, nested like the space, and
-    return one result or N. They raise ValueError if a shape does not match the space. Only `value` needs the keys that
-    only the value function reads (`critic_keys`).
+    The policy itself, `value` and `log_prob` take one observation or a batch `[N, ...]`, nested like the space, and
+    return one result or N results. They raise ValueError if a shape does not match the space. Only `value` needs the
+    keys that only the value function reads (`critic_keys`).
 
     A recurrent policy remembers the observations of earlier calls: call `reset` when an episode ends.
 
@@ -89,8 +89,9 @@ class Policy:
     def value(self, observations: Any) -> np.ndarray:
         """Returns estimates of the discounted return, `float32[N]` or a scalar, in the units of the env's rewards.
 
-        Actions are sampled, rewards are clipped as in training, and the return is discounted by the run's `gamma`.
-        Reads the memory but does not advance it: call this before acting.
+        Actions are sampled, rewards are clipped as in training, and the return is discounted by the discount factor of
+        the last update, which moves from `gamma` to `final_gamma`. Reads the memory but does not advance it: call this
+        before acting.
 
         Raises:
             ValueError: As for a call, or if the observations lack a key that only the value function reads.

@@ -63,7 +63,7 @@ class _Served(tf.Module):
         observations, actions: Space of one observation and of one action.
         observation_maps, action_maps: What the included wrappers do, in the order of their effects.
         paths, action_paths: Path of each leaf, by the name of its input or output.
-        next_state: Name of the output with the next state. ONNX forbids that an output has the name of an input.
+        next_state: Name of the output with the next state. ONNX does not allow an output to have an input's name.
         rounded: Names of the inputs that are rounded to float32 before they are normalized.
         metadata: JSON with the names, the spaces and the wrappers; see `export`.
     """
@@ -154,7 +154,7 @@ def _without_infinity(values: Any) -> Any:
 
 
 def _inside(space: spaces.Box, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the bounds of a Box in a dtype, rounded towards its inside."""
+    """Returns the bounds of a Box in a dtype, rounded inward."""
     with np.errstate(over="ignore"):
         low, high = space.low.astype(dtype), space.high.astype(dtype)
     low = np.where(low < space.low, np.nextafter(low, dtype(np.inf)), low)

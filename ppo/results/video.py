@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 _MODES = 'Its metadata must list "rgb_array" in render_modes, as in docs/tutorial.md.'  # advice on an env
-SHADOWS = 1024  # pixels of MuJoCo's shadow map; 4096 take half of the time without a GPU
+SHADOWS = 1024  # pixels of MuJoCo's shadow map; with 4096, it takes half of the rendering time without a GPU
 
 _ENCODERS: dict[str, dict[str, Any]] = {
     "mp4": {"codec": "libx264", "output_params": ["-preset", "veryfast"]},
@@ -291,7 +291,7 @@ def _made(make: EnvFn, backend: str | None, wrap: Callable[[gym.Env], gym.Env] |
 
 
 class _Recorder(gym.Wrapper):
-    """Reports whether an env can render, and records its first episodes in `files`, which maps them to their frames.
+    """Reports whether an env can render, and records its first episodes. `files` maps files to numbers of frames.
 
     Encodes frames as soon as they are rendered, so an env may reuse its frame and no frame stays in memory.
     """
@@ -337,7 +337,7 @@ class _Recorder(gym.Wrapper):
         return result
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Steps the env and records a frame."""
+        """Steps the env and, if one is due, records a frame."""
         result = self.env.step(action)
         self._steps += 1
         self._record()

@@ -108,7 +108,8 @@ class Display(Callback):
         self._total = config.num_updates * config.batch_size
         self._bar.update(self._task, description=config.env, total=self._total, completed=env_steps)
         if env_steps == 0:
-            self._print(f"training {config.env} for {self._total:,} steps")
+            env = "the given envs" if config.env == "given" else config.env
+            self._print(f"training {env} for {self._total:,} steps")
         else:
             self._print(f"resuming {config.env} at {env_steps:,} of {self._total:,} steps")
         for name, policy in vars(self).get("policies", {}).items():

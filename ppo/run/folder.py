@@ -30,9 +30,10 @@ SpacePair = tuple[gym.Space, gym.Space]  # the space of one observation and the 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run folder, at `path`. Its files (docs/ppo.md) are JSON or in TensorFlow's formats. None is ever unpickled.
+    """A run folder, at `path`, whose files docs/ppo.md lists: JSON, NumPy archives, and files in TensorFlow's formats.
 
-    `trust_modules` says whether the user allows the import of the modules that the settings name (`ppo.run.modules`).
+    No file is ever unpickled. `trust_modules` says whether the user allows the import of the modules that the settings
+    name (`ppo.run.modules`).
     """
 
     path: Path
@@ -202,15 +203,16 @@ class Run:
         before = self.read_spaces()
         if before.keys() != teams.keys():
             raise ConfigError(
-                f"{self.path} was trained with the groups of agents {list(before)}, but these envs have {list(teams)}"
+                f"{self.path} was trained with the groups of agents {list(before)}, but these envs have {list(teams)}: "
+                "pass envs with the same groups"
             )
         for name, now in teams.items():
             for trained, other, observed in zip(before[name], now, (True, False), strict=True):
                 # Not `!=`, which ignores the order of keys, although the weights follow it.
                 if outline_of(trained, bounds=not observed) != outline_of(other, bounds=not observed):
                     raise ConfigError(
-                        f"{self.path} was trained on envs with the space {trained}, but these envs have {other} (the "
-                        "order of keys counts)"
+                        f"{self.path} was trained on envs with the space {trained}, but these envs have {other}: pass "
+                        "envs with the same space, and with its keys in the same order"
                     )
 
     def check_given(self, given: bool) -> None:

@@ -30,6 +30,7 @@ from ppo.run.folder import Run
 from vecenv.ingraph import Rollout
 
 WINDOW = 100  # episodes over which returns and lengths are averaged
+ENOUGH = 20  # episodes after which an info that none of them has is a warning
 
 GROUPS: dict[str | None, tuple[str, ...]] = {
     None: ("env_steps",),  # TensorBoard's horizontal axis
@@ -66,7 +67,7 @@ def group_of(name: str) -> str | None:
         return "returns"
     team, _, metric = name.rpartition("/")
     if not team or metric not in METRICS:
-        raise ValueError(f"the metric {name!r} is not declared: add it to ppo.run.metrics.METRICS")
+        raise ValueError(f"the metric {name!r} is not declared: add it to ppo.run.metrics.GROUPS")
     return f"{METRICS[metric]}/{team}"
 
 
@@ -146,7 +147,7 @@ class Episodes:
     def add(self, rollout: Rollout, *, warn: Callable[[str], None]) -> None:
         """Records the episodes that ended in a rollout of NumPy arrays, in order of their ends.
 
-        Calls `warn` once for each info that none of the last `WINDOW` episodes has.
+        Calls `warn` once for each info that none of the last episodes has, if there are `ENOUGH`.
         """
         ended = np.logical_or(rollout.terminated, rollout.truncated)
         self.count += int(ended.sum())
@@ -156,12 +157,12 @@ class Episodes:
         self.longest = max(self.longest, *lengths, 0)
         for key, values in self.infos.items():
             values.extend(rollout.episode_infos[key][ended].tolist())
-            if key not in self._missing and len(values) == WINDOW and np.isnan(values).all():
+            if key not in self._missing and len(values) >= ENOUGH and np.isnan(values).all():
                 self._missing.add(key)
                 warn(
-                    f"the last {WINDOW} episodes ended without the info {key!r}, which --info-metrics names. Check its "
-                    "spelling: the env must return the key at the last step of an episode, or in any step for a sum or "
-                    "a mean."
+                    f"the last {len(values)} episodes ended without the info {key!r}, which --info-metrics names. "
+                    "Check its spelling: the env must return the key at the last step of an episode, or in any step "
+                    "for a sum or a mean."
                 )
 
     def add_team(self, team: str, rollout: Rollout) -> None:

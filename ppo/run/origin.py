@@ -32,7 +32,7 @@ the new run would spend a rollout on initializing them."""
 
 
 def check_origin(origin: Run, config: Config) -> None:
-    """Raises ConfigError unless a new run can start from `origin`: a setting of the networks or normalizers differs.
+    """Raises ConfigError if a setting of the networks or normalizers differs, so a new run cannot start from `origin`.
 
     Raises RunError if `origin` cannot be read, has no checkpoint, or contains the module of the network.
     """
@@ -52,10 +52,10 @@ def check_origin(origin: Run, config: Config) -> None:
 def start_from(origin: Run, teams: Teams, run: Run, warn: Callable[[str], None]) -> None:
     """Copies the networks and normalizers of a run's newest checkpoint, and records their origin in `origin.json`.
 
-    The new run may have other observations and rewards, so the copied statistics lose weight. Those of observations
-    count like at most `KEPT_ROLLOUTS` rollouts. The first rollout replaces those of rewards: the value function
-    predicts normalized rewards, so it remains correct if all rewards are multiplied by a number. The teams are those of
-    the new run. Calls `warn` with a message for each damaged checkpoint, and for settings that have no effect.
+    The new run may have other observations and rewards, so the copied statistics lose weight. The statistics of
+    observations count as at most `KEPT_ROLLOUTS` rollouts. The first rollout replaces those of rewards: the value
+    function predicts normalized rewards, so it remains correct if all rewards are multiplied by a number. The teams are
+    those of the new run. Calls `warn` with a message for each damaged checkpoint, and for settings that have no effect.
     """
     modules: dict[str, tf.Module] = {}
     for team in teams:
@@ -73,8 +73,8 @@ def start_from(origin: Run, teams: Teams, run: Run, warn: Callable[[str], None])
         f"{name}={getattr(config, name)}" for name in INITIAL if getattr(before, name) != getattr(config, name)
     ]:
         warn(
-            f"{', '.join(ignored)} has no effect, because the policy starts as that of {origin.path}. To start with "
-            "more noise, raise min_log_std."
+            f"no effect, because the policy starts as that of {origin.path}: {', '.join(ignored)}. To start with more "
+            "noise, raise min_log_std."
         )
     record = {"run": str(origin.path.resolve()), "checkpoint": values["checkpoint"], "env_steps": steps}
     write_atomically(run.path / "origin.json", json.dumps(record, indent=2) + "\n")

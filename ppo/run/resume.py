@@ -109,7 +109,7 @@ class EnvStates:
         except Exception as error:  # an env's exception must not prevent the checkpoint
             reason = in_one_line(error)
             self._warn_once(
-                "checkpoints will not hold the states of the envs until this changes, so a resumed run begins fresh "
+                "until this changes, checkpoints do not hold the states of the envs, so a resumed run begins new "
                 "episodes",
                 reason,
             )
@@ -149,7 +149,7 @@ class EnvStates:
 
 
 class Saver:
-    """Writes the checkpoints of a run, and restores the newest one. Its only state is `newest`.
+    """Writes the checkpoints of a run, and restores the newest one.
 
     A checkpoint always holds the progress and the modules. It also holds the states of the envs if they can be saved. A
     run that resumes without them begins fresh episodes.
@@ -253,7 +253,7 @@ class Saver:
 
     @property
     def overdue(self) -> bool:
-        """Whether the last checkpoint, or the start of this process, is `OVERDUE_S` seconds ago."""
+        """Whether the last checkpoint was written, or this object created, at least `OVERDUE_S` seconds ago."""
         return time.monotonic() - self._saved_s >= OVERDUE_S
 
     def save_best(self, values: Mapping[str, Any]) -> None:
@@ -264,12 +264,12 @@ class Saver:
         self._checkpoints.save(steps, values, actions=self._actions(), best=True)
 
     def kept(self) -> str | None:
-        """Returns a sentence: what of the run is saved. Returns None if it has learned nothing that could be saved."""
+        """Returns a clause that says which part of the run is saved, or None if nothing has been learned yet."""
         if self._progress.updates == 0:
             return None
         if self.newest is None:
             return "no checkpoint has been written yet"
-        return f"everything up to env-step {self.newest.env_steps:,} is saved in {self._run.path}, which can be resumed"
+        return f"the run is saved up to env-step {self.newest.env_steps:,} in {self._run.path}, and can be resumed"
 
     @contextmanager
     def rescuing(self, stop: Stop) -> Iterator[None]:
@@ -295,7 +295,7 @@ class Saver:
             except Exception as error:  # also from a callback, after the checkpoint was written
                 failure = error
         if self._holds_last_update:
-            return f"Everything up to env-step {env_steps:,} is saved in {self._run.path}, which can be resumed."
+            return f"The run is saved up to env-step {env_steps:,} in {self._run.path}, and can be resumed."
         return f"The run could not be saved at env-step {env_steps:,}: {failure}"
 
     @property

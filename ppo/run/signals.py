@@ -165,7 +165,7 @@ def exit_on_second_signal() -> Iterator[None]:
     minutes. A second thread therefore reads the signal numbers, which Python's C-level handler writes immediately. Call
     this in the main thread of a process that has no event loop, after installing Python handlers for the signals.
     Nothing is cleaned up, but workers exit when this process is gone. The thread also tells the run in progress of the
-    first signal (`stop_on_signal`), and says what of the run is saved before it ends the process.
+    first signal (`stop_on_signal`), and says which part of the run is saved before it ends the process.
     """
     reader, writer = socket.socketpair()
     writer.setblocking(False)

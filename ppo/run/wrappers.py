@@ -84,7 +84,7 @@ def describe(env: Any) -> list[dict[str, Any]]:
 
 
 def describe_each(config: Config, envs: Any) -> list[list[dict[str, Any]]]:
-    """Returns the result of `describe` for each env; nothing for several agents or an env that steps all rows."""
+    """Returns the result of `describe` for each env; an empty list for several agents or an env that steps all rows."""
     if config.is_multi_agent or isinstance(envs.env_fns, vecenv.Batched):
         return []
     return envs.apply(describe)

@@ -6,8 +6,8 @@ verified entries, and `publish` copies new entries to the user's cache folder. W
 only the compilation.
 
 Entries hold machine code, so the folder must belong to this user, and nobody else may enter it. Each entry is one file:
-a digest, and the bytes that XLA wrote. Its name begins with a key for everything that compiled code depends on apart
-from the program, which XLA itself compares: TensorFlow, the processor, and the number of threads.
+a digest, and the bytes that XLA wrote. Its name begins with a key for TensorFlow, the processor and the number of
+threads. XLA itself compares the program, the only other thing on which compiled code depends.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _stored: set[str] = set()  # the entries in memory that need not be published
 
 @contextmanager
 def in_memory() -> Iterator[None]:
-    """Makes XLA keep compiled programs in memory, if the block imports TensorFlow and uses it first.
+    """Makes XLA keep compiled programs in memory, if TensorFlow is imported and first used in the block.
 
     Does nothing if the user turned the cache off or set flags of XLA, which may name another cache or change the
     compiled code. The flags apply only to this process. Programs for accelerators are not kept.
@@ -104,7 +104,7 @@ def publish() -> None:
 
 @contextmanager
 def _opened() -> Iterator[int]:
-    """Yields a descriptor of the folder, which it creates. Raises OSError if it cannot, or others may enter it."""
+    """Creates the folder if necessary; yields its descriptor. Raises OSError if this fails or others may enter it."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     if not base.is_absolute():  # there is no home
         raise FileNotFoundError(base)
@@ -112,7 +112,7 @@ def _opened() -> Iterator[int]:
     base.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         path.mkdir(0o700)
-    # Order: the folder is checked and used through one descriptor, so that nobody can exchange it in between.
+    # Order: the folder is checked and used through one descriptor, so that nobody can swap it in between.
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         found = os.fstat(folder)

@@ -61,6 +61,6 @@ def _is_alone() -> bool:
 def straight_through(value: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     """Returns `value`, with the gradient of `x`. Both are finite, float32 and of one shape.
 
-    TensorFlow keeps each use of `tf.custom_gradient` in a graph, and with it the graph, as long as the process.
+    TensorFlow keeps every graph that uses `tf.custom_gradient` in memory until the process ends.
     """
     return tf.stop_gradient(value) + (x - tf.stop_gradient(x))

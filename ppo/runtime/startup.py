@@ -17,9 +17,10 @@ from ppo.runtime import compilation_cache
 
 
 def load_tensorflow() -> None:
-    """Imports TensorFlow without its messages, unless the import fails. Set environment variables keep their values.
+    """Imports TensorFlow without its messages, unless the import fails.
 
-    If TensorFlow is already imported, its settings stay as they are.
+    Does not change environment variables that are already set. If TensorFlow is already imported, its settings stay as
+    they are.
     """
     if "tensorflow" in sys.modules:
         return

@@ -405,7 +405,7 @@ def test_an_evaluation_that_hangs_times_out(tmp_path):
     with pytest.raises(multiprocessing.TimeoutError) as caught:
         ppo.train(config, envs=HangsInEvaluation, logdir=tmp_path)
     (note,) = caught.value.__notes__  # not about a rollout
-    assert note.startswith("Everything up to env-step 64 is saved in")
+    assert note.startswith("The run is saved up to env-step 64 in")
 
 
 @pytest.mark.slow  # tests/ppo/test_trainer.py checks this for one policy

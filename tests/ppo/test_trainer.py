@@ -616,7 +616,7 @@ def test_the_last_finished_update_is_saved_whatever_ends_the_run(tmp_path, undis
     (run,) = (tmp_path / "runs").iterdir()
     (checkpoint,) = checkpoints(run)
     assert checkpoint.name == "step_000000000160"
-    assert caught.value.__notes__[-1] == f"Everything up to env-step 160 is saved in {run}, which can be resumed."
+    assert caught.value.__notes__[-1] == f"The run is saved up to env-step 160 in {run}, and can be resumed."
     progress = json.loads((checkpoint / "progress.json").read_text())
     assert progress["episodes"]["count"] == 8  # at steps 20 to 80 of each env; a rollout that is lost does not count
     for (name, values), expected in zip(_saved(checkpoint).items(), undisturbed(config).values(), strict=True):
@@ -721,7 +721,7 @@ def test_checkpoints_hold_env_states_again_once_they_can_be_saved(tmp_path, fail
     run_training(config, Run.create(tmp_path, "once", config), Callbacks([Counts(), notes]), envs=envs)
     assert states == [True, False, True, True, True]
     (warning,) = notes.warnings
-    assert warning.startswith("checkpoints will not hold the states of the envs until this changes, so a resumed run")
+    assert warning.startswith("until this changes, checkpoints do not hold the states of the envs, so a resumed run")
 
 
 @pytest.mark.parametrize(

@@ -439,4 +439,4 @@ def _checked(field: str, agent: Any, check: Callable[[Any], Any], value: Any) ->
     try:
         return check(value)
     except TypeError as error:
-        raise TypeError(f"{field} of agent {agent!r} {error}. Fix what the env's step() returns.") from None
+        raise TypeError(f"{field} of agent {agent!r} {error}. Fix what the env's reset() and step() return.") from None

@@ -108,12 +108,12 @@ class AgentRows:
 
     @property
     def episode_returns(self) -> np.ndarray:
-        """The return of each agent's episode so far, and the total at its last step: `float64[M * K]`, a copy."""
+        """Each agent's return in its episode so far, or in the one that has just ended: `float64[M * K]`, a copy."""
         return self._newest(layout.EPISODE_RETURN)
 
     @property
     def episode_lengths(self) -> np.ndarray:
-        """The length of each agent's episode so far, and the total at its last step: `int64[M * K]`, a copy."""
+        """The length of each agent's episode so far, or of the one that has just ended: `int64[M * K]`, a copy."""
         return self._newest(layout.EPISODE_LENGTH)
 
     def _newest(self, path: Path) -> np.ndarray:
@@ -362,11 +362,11 @@ class ParallelVectorEnv(VectorEnv):
         self.joint.close(**kwargs)
 
     def by_group(self, values: Any) -> dict[str, Any]:
-        """Returns a result of `reset` or `step` as a dict by group."""
+        """Returns values as a dict by group: the actions of `step`, or one of the results of `reset` or `step`."""
         return {next(iter(self.groups)): values} if len(self.groups) == 1 else values
 
     def from_groups(self, values: dict[str, Any]) -> Any:
-        """Returns the argument of `step` for a dict by group."""
+        """Reverses `by_group`: returns the only group's values, or the dict itself if there are several groups."""
         return next(iter(values.values())) if len(self.groups) == 1 else values
 
     def _results(self, of_groups: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:

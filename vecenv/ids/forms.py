@@ -17,7 +17,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv.errors import OtherForm
 from vecenv.ids.named_wrapper import Wrapper
-from vecenv.ids.specs import load_outline, load_spec, package_of
+from vecenv.ids.specs import arguments_of, is_ours, load_outline, load_spec, package_of
 
 _RENDER_MODES = (None, "rgb_array", "depth_array", "rgbd_tuple")  # in which vecenv.mujoco renders only when asked to
 
@@ -54,8 +54,7 @@ def why_single_envs(
     if wrappers or spec.additional_wrappers:
         return "wrappers need single envs"
     mode = render_mode_of(spec, env_kwargs)
-    equal = package_of(spec.vector_entry_point) == "vecenv"
-    return f"render_mode={mode!r} needs single envs" if equal and mode not in _RENDER_MODES else None
+    return f"render_mode={mode!r} needs single envs" if is_ours(spec) and mode not in _RENDER_MODES else None
 
 
 def render_mode_of(spec: EnvSpec, env_kwargs: dict[str, Any]) -> str | None:
@@ -106,11 +105,8 @@ def make_vector_env(
         SingleEnvsNeeded: If this vector env does not support the arguments, but the id also has single envs.
     """
     spec = load_spec(source)
-    arguments = {**spec.kwargs, **env_kwargs}
-    arguments.pop("disable_env_checker", None)
-    limit = arguments.pop("max_episode_steps", None)
-    limit = spec.max_episode_steps if limit is None else limit
-    if limit not in (None, -1):
+    arguments, limit = arguments_of(spec, env_kwargs)
+    if limit is not None:
         arguments["max_episode_steps"] = limit
     try:
         entry_point: Any = spec.vector_entry_point

@@ -12,6 +12,7 @@ import importlib.util
 import os
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,8 +33,8 @@ _vector_envs: dict[str, EnvSpec] = {}  # outlines of vector envs that workers fo
 def find_spec(env_id: str | EnvSpec, *, here: bool) -> tuple[EnvSpec | None, str | EnvSpec]:
     """Returns the spec of an id, and what `load_spec` needs to find it in the processes that build the envs.
 
-    The spec is None if only the workers may import the module of the id, unless this process builds the envs (`here`),
-    or the workers have reported a vector env.
+    The spec is None if the module of the id is left to the workers, and they have not reported a vector env. With
+    `here`, this process builds the envs, and imports the module itself.
     """
     if isinstance(env_id, str) and not here:
         module = env_id.rpartition(":")[0]
@@ -159,6 +160,20 @@ def did_you_mean(name: str, module: ModuleType) -> str:
     names = {key.lower(): key for key, value in vars(module).items() if callable(value) and key[0] != "_"}
     near = [repr(names[key]) for key in difflib.get_close_matches(name.lower(), names, cutoff=0.5)]
     return f" Did you mean {' or '.join(near)}?" if near else ""
+
+
+def is_ours(spec: EnvSpec) -> bool:
+    """Returns whether the vector env of a spec is one of this package."""
+    return package_of(spec.vector_entry_point) == "vecenv"
+
+
+def arguments_of(spec: EnvSpec, env_kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], int | None]:
+    """Returns the arguments of the envs of a spec, without those of `gymnasium.make`, and their time limit."""
+    arguments = {**spec.kwargs, **env_kwargs}
+    arguments.pop("disable_env_checker", None)
+    limit = arguments.pop("max_episode_steps", None)
+    limit = spec.max_episode_steps if limit is None else limit
+    return arguments, None if limit == -1 else limit
 
 
 def package_of(entry_point: Any) -> str:

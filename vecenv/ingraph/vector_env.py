@@ -153,7 +153,8 @@ class InGraphVectorEnv:
     def reset(self, seed: Seeds = None) -> Any:
         """Resets every env, begins a new slab, and returns the observations `[N, ...]`, as a graph operation.
 
-        `seed` is one seed per env, or one number: env i then gets `seed + i`.
+        The tensors alias the slab, so they change when it is written again. `seed` is one seed per env, or one number:
+        env i then gets `seed + i`.
         """
 
         def reset(_: int, begin: int) -> list[np.ndarray]:
@@ -165,7 +166,10 @@ class InGraphVectorEnv:
 
     @_plain_python
     def observations(self) -> Any:
-        """Returns the current observations of all envs, as a graph operation."""
+        """Returns the current observations `[N, ...]`, nested like the space, as a graph operation.
+
+        The tensors alias the slab, so they change when it is written again.
+        """
 
         def observations(slot: int, _: int) -> list[np.ndarray]:
             self._assert_newest(slot)
@@ -178,7 +182,8 @@ class InGraphVectorEnv:
         """Steps every env with a batch of actions in the space's dtype; returns the results, as a graph operation.
 
         Raises:
-            RuntimeError: If all `num_steps` steps have been taken since the last call to `rollout()`.
+            RuntimeError: If all `num_steps` steps were taken since the last `rollout()`. In a `tf.function`, this is a
+                tf.errors.OpError unless `raising()` surrounds the call.
         """
         observed = self._step_operation(actions, self._observation_paths, goes_on=False)
         return Step(self._nested(observed), *self._newest([layout.REWARD, layout.TERMINATED, layout.TRUNCATED]))
@@ -231,7 +236,7 @@ class InGraphVectorEnv:
         next call already overwrites slot 0.
 
         Raises:
-            RuntimeError: If not all `num_steps` steps were taken.
+            RuntimeError: If not all `num_steps` steps were taken; see `step` for calls in a `tf.function`.
         """
         slabs = self.envs.slabs
 

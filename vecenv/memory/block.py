@@ -1,8 +1,8 @@
 """Block: memory that several processes share, or that is private to one process.
 
-On Linux, a block is a file that never has a name. It is in /dev/shm or, with `shared_memory=False` or if /dev/shm is
-too small, an anonymous file in memory. Processes pass its file descriptor. No matter which process dies, and when,
-nothing remains, and the kernel frees the memory when the last process closes it. Other systems use a
+On Linux, a shared block is a file that never has a name. It is in /dev/shm or, with `shared_memory=False` or if
+/dev/shm is too small, an anonymous file in memory. Processes pass its file descriptor. No matter which process dies,
+and when, nothing remains, and the kernel frees the memory when the last process closes it. Other systems use a
 `multiprocessing.shared_memory` segment, whose name is removed within about 50 us; a process that is killed during this
 time leaks the segment.
 """
@@ -86,7 +86,7 @@ class Block:
     def send(self, connection: Connection) -> None:
         """Sends the block to the process at the other end of `connection`, which calls `Block.receive`.
 
-        On macOS, this waits for an acknowledgement, so that process must not send anything else meanwhile.
+        On macOS, this waits for an acknowledgement. The receiver must not send anything else until then.
         """
         assert self._descriptor is not None, "a private block cannot be shared"
         with blocking_socket(connection) as pipe:
@@ -226,11 +226,11 @@ def _refused(size: int, error: OSError | MemoryError, *, in_shm: bool = False) -
     """Returns the error for memory that the system has refused although the known limits have room for it."""
     number = getattr(error, "errno", None)
     if number == errno.EFBIG:
-        limit, advice = "a file of the size that `ulimit -f` allows", " Or raise this limit."
+        limit, advice = "a file of the size that `ulimit -f` allows", " Or raise the limit that `ulimit -f` shows."
     elif in_shm and number != errno.ENOMEM:
         limit = SHM
         advice = (
-            " Or enlarge it (`df -h /dev/shm` shows its size; start a container with --shm-size=2g), or pass "
+            " Or enlarge /dev/shm (`df -h /dev/shm` shows its size; start a container with --shm-size=2g), or pass "
             "shared_memory=False, which does not use it."
         )
     else:

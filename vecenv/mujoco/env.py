@@ -5,7 +5,7 @@ rewards of all N envs at once. This module is the task's contract and the flow o
 simulations, `Episodes` the progress of the episodes, and `TaskChecks` checks what the task returns.
 
 Autoreset does not use `vecenv.rows.autoreset`: this vector env also works without rows, and one call resets all envs
-whose episodes ended. `BatchRows` keeps the totals of the episodes and reports cut episodes.
+whose episodes ended. `BatchRows` keeps the totals of the episodes, and `Restarts` reports cut episodes.
 """
 
 from __future__ import annotations
@@ -382,7 +382,10 @@ class MujocoVectorEnv(VectorEnv):
         return {"cfrc_ext": self.cfrc_ext} | declared_arrays(self, self.saved, self.num_envs)
 
     def drop_infos(self) -> None:
-        """Stops computing infos, except final observations and for overrides of `step`, `step_rows` and `reset`."""
+        """Stops computing infos, except final observations.
+
+        Has no effect if a subclass overrides `step`, `step_rows` or `reset`.
+        """
         self._with_infos = not self.hands_over_infos
 
     @property

@@ -59,7 +59,10 @@ def restore_states(physics: Physics, episodes: Episodes, arrays: Arrays, states:
         raise ValueError(f"set_state() needs one state for each of {num_envs} envs, but got {len(states)}")
     fingerprint = _fingerprint(physics.batch.model)
     if any(state.get("model") != fingerprint for state in states):
-        raise NotRestorable("the state is of another model: since it was saved, the file or a setting has changed")
+        raise NotRestorable(
+            "the state belongs to another model: the model file or a setting has changed since it was saved. Restore "
+            "what was used then."
+        )
     saved = {name for state in states for name in state}
     for name in saved:
         if name.startswith("return "):

@@ -18,10 +18,11 @@ from vecenv import tree
 from vecenv.errors import StateError
 from vecenv.mujoco.episodes import Infos
 from vecenv.mujoco.physics import INPUTS, Physics
+from vecenv.rows.checks import shown
 
 
 class InvalidRow(ValueError):
-    """Values of one env are invalid. `vecenv_row` is its index here, from which rows derive the engine's number."""
+    """Values of one env are invalid. `vecenv_row` is its index in this vector env; see `Rows._blame`."""
 
     def __init__(self, message: str, row: int = 0):  # the default is for unpickling
         super().__init__(message)
@@ -131,7 +132,10 @@ class TaskChecks:
             rewards, terminated, infos = returned
             return Outcome(rewards, {}, terminated, None, infos if with_infos else {})
         if not isinstance(returned, tuple) or len(returned) not in (3, 4):
-            raise TypeError(f"{self.name}.outcome() must return rewards, terminated, infos; got {returned!r}")
+            raise TypeError(
+                f"{self.name}.outcome() must return (rewards, terminated, infos) or (rewards, terminated, truncated, "
+                f"infos); it returned {shown(returned)}"
+            )
         rewards, terminated, *own, infos = returned
         infos = self.infos("outcome()", infos) if with_infos else {}
         shape = (self.num_envs,)
@@ -172,7 +176,7 @@ class TaskChecks:
             self._check_finite(method, f"the model's {name}", values, mask)
 
     def stepped(self) -> None:
-        """Raises InvalidRow if MuJoCo reset a simulation in a step, of which MuJoCo only counts a warning."""
+        """Raises InvalidRow if MuJoCo reset a simulation in a step, for which MuJoCo only counts a warning."""
         if self._may_be_reset and np.count_nonzero(self._warnings):
             env, which = (int(at[0]) for at in np.nonzero(self._warnings[..., 1]))
             text = mujoco.mju_warningText(_RESETS.start + which, self._warnings[env, which, 0])
@@ -185,7 +189,7 @@ class TaskChecks:
             )
 
     def no_late_views(self, known: int) -> None:
-        """Raises StateError if a method has looked up a field that this call had not computed; it knew `known`."""
+        """Raises StateError if a method has looked up a field that was not computed, beyond the first `known`."""
         if len(derived := self._physics.batch.derived) > known:
             late = ", ".join(f"data.{name}" for name in list(derived)[known:])
             raise StateError(
@@ -244,7 +248,11 @@ class TaskChecks:
             if rows.any():
                 env = int(rows.argmax())
                 value = "NaN" if np.isnan(array[env]).any() else "an infinite value"
-                raise InvalidRow(f"{self.name}.{method} gave {value} in {what} for its env {env}: {array[env]}", env)
+                raise InvalidRow(
+                    f"{self.name}.{method} gave {value} in {what} for its env {env}: {array[env]}. Fix this method, or "
+                    "end the episode earlier.",
+                    env,
+                )
 
 
 class ObservationWriter:

@@ -70,7 +70,7 @@ def replace_actuators(spec: mujoco.MjSpec, ranges: np.ndarray, kp: float) -> Non
 
 
 def foot_of(model: mujoco.MjModel, leg: str) -> int:
-    """Returns the id of a leg's foot: of the geoms of the last body that collide, the farthest from its joint."""
+    """Returns a leg's foot: the id of the colliding geom of its last body that is farthest from the body's origin."""
     bodies = [body for body in range(model.nbody) if model.body(body).name.startswith(leg)]
     geoms = np.flatnonzero(
         (model.geom_bodyid == max(bodies, default=-1)) & (model.geom_contype | model.geom_conaffinity > 0)

@@ -37,9 +37,11 @@ WEIGHTS = {
 
 
 class Quadruped(MujocoVectorEnv):
-    """Rewards a robot that moves at the commanded velocity, at 50 Hz. The critic sees more than the robot can measure.
+    """Rewards a robot for moving at the commanded velocity. The critic sees more than the robot can measure.
 
-    Observations are a dict: "policy" float32[N, 45], which a robot can measure, and "critic" float32[N, 28].
+    Observations are a dict: "policy" float32[N, 45], which a robot can measure (gyroscope, gravity, joint positions and
+    velocities, commands and the last actions), and "critic" float32[N, 28]. Actions are float32[N, 12] in [-1, 1],
+    offsets from the home pose in units of 0.7 rad, at 50 Hz. An episode ends when the robot falls.
 
     Args:
         xml_file: Another robot with the leg names of quadruped.xml: a path, an MjSpec or an MjModel. `fitting.fitted`

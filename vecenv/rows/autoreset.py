@@ -31,7 +31,7 @@ with a reset that the vector env would not do by itself.
 
 
 EVERY = slice(None)
-"""The index of all rows, recognized by identity: a whole array is used as it is, because indexing takes as long."""
+"""The index of all rows, recognized by identity: a whole array is then used itself, because indexing takes time."""
 
 
 class Columns(NamedTuple):

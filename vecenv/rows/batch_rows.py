@@ -67,7 +67,7 @@ class BatchRows(Rows):
         options = self._options
         env = self._env = self._guarded(None, "construction", self._batched.build, options.autoreset_mode)
         self.envs.append(env)
-        del self._batched  # which may hold much data
+        del self._batched  # it may hold a lot of data
         self._returns = f"{type(env).__name__} returns"
         for space in (env.single_observation_space, env.single_action_space):
             tree.check_fixed(space, ADVICE)
@@ -190,7 +190,9 @@ class BatchRows(Rows):
             ended = numbers[over]
             self._write_finals(at, infos, ended)
         elif self._resets_next:
-            began = numbers[episodes.next_step[rows].nonzero()]  # each of these rows STEPS or BEGINS
+            began = numbers[
+                episodes.next_step[rows].nonzero()
+            ]  # the next step of each of these rows is STEPS or BEGINS
             episodes.next_step[rows] = over  # BEGINS where an episode is over
         if at.last_infos or at.summed_infos:
             self._write_episode_infos(at, infos, np.setdiff1d(numbers, began), numbers[over])
@@ -338,7 +340,10 @@ class BatchRows(Rows):
             raise NotRestorable(f"the process of {name} was just restarted: step its envs before you save their states")
         states = self._env.get_state()
         if not isinstance(states, (list, tuple)) or len(states) != self._count:
-            raise ValueError(f"{name}.get_state() must return a list of {self._count} states, one for each env")
+            raise ValueError(
+                f"{name}.get_state() must return a list of {self._count} states, one for each env, but it returned "
+                f"{checks.shown(states)}"
+            )
         return [
             self._state_of_row(i, [{"class": name, "state": pack(state, f"{name}.get_state()[{i}]")}])
             for i, state in enumerate(states)

@@ -28,7 +28,7 @@ def number(reward: Any) -> float:
     elif isinstance(reward, np.ndarray) and reward.size > 1:
         raise TypeError(f"is {shown(reward)}, not a real number. {VECTOR_REWARD}")
     else:
-        scalar = _scalar(reward, "biuf", "a real number")
+        scalar = _scalar(reward, "a real number")
     try:
         return float(scalar)
     except OverflowError:
@@ -36,10 +36,10 @@ def number(reward: Any) -> float:
 
 
 def flag(value: Any) -> bool:
-    """Returns `terminated` or `truncated` as a bool: a bool, the number 0 or 1, or an array that holds one."""
+    """Returns a flag as a bool. Raises TypeError unless it is a bool, 0 or 1, or an array that holds one of these."""
     if value is True or value is False:
         return value
-    scalar = _scalar(value, "biuf", "a bool")
+    scalar = _scalar(value, "a bool")
     if scalar not in (0, 1):
         raise TypeError(f"is {shown(value)}, not a bool")
     return bool(scalar)
@@ -60,11 +60,11 @@ _repr = reprlib.Repr()
 _repr.maxother = _repr.maxstring = 80
 
 
-def _scalar(value: Any, kinds: str, expected: str) -> Any:
+def _scalar(value: Any, expected: str) -> Any:
     # Lists and tuples are not treated as arrays: in Python, the flag [False] is true.
     array = None if isinstance(value, (list, tuple)) or np.ma.is_masked(value) else np.asarray(value)
     if array is not None and array.size == 1 and array.dtype == object and isinstance(array.item(), (float, int)):
         return array.item()
-    if array is None or array.size != 1 or array.dtype.kind not in kinds:
+    if array is None or array.size != 1 or array.dtype.kind not in "biuf":
         raise TypeError(f"is {shown(value)}, not {expected}")
     return array.item()

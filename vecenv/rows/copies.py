@@ -34,8 +34,8 @@ _LARGE = 2**20  # from this size in bytes, the copies of an array share the page
 def copied(value: Any) -> Any:
     """Returns a copy of an info, a frame or an action, which does not change when an env changes its objects.
 
-    An object that cannot be copied is returned itself. `deepcopy` would return the same for every value, but takes
-    several times as long for the usual dicts of numbers and arrays.
+    An object that cannot be copied is returned itself, where `deepcopy` would raise. `deepcopy` also takes several
+    times as long for the usual dicts of numbers and arrays.
     """
     kind = type(value)
     if kind in _CONSTANT:
@@ -58,9 +58,9 @@ def copiers(values: Sequence[Any]) -> list[Callable[[], Any]]:
     """Returns a function for each value, which returns a new copy of the value as it is now.
 
     The copies are those that `pickle` would make. Functions are copied with their closures and defaults, but share
-    their globals. Modules, classes, functions that can be imported, functions with a cache that capture no variables
-    and files in memory (`np.memmap`) are not copied.
-    Values that cannot be pickled, and captured variables that cannot, are shared, too.
+    their globals. Modules, classes, functions that can be imported, cached functions that capture no variables,
+    and memory-mapped files (`np.memmap`) are not copied. Values and captured variables that cannot be pickled are
+    shared, too.
     """
     pages = _Pages()
     snapshots: dict[int, Callable[[], Any]] = {}

@@ -36,7 +36,7 @@ from vecenv.tree import Path
 
 
 class EnvRows(Rows):
-    """The envs `first_env : first_env + n`, stepped one by one. Rows taken over from a dead process get `next_step`."""
+    """The envs `first_env : first_env + n`, stepped one by one. `Episodes` describes `next_step`."""
 
     _slots: list[_EnvSlot]
 
@@ -54,8 +54,10 @@ class EnvRows(Rows):
 
     def build(self) -> EnvDescription:
         options, builders = self._options, self._copiers(self._env_fns)
-        self._env_fns = ()  # which may hold much data
-        found: dict[int, tuple[Any, int]] = {}  # envs without their wrappers, kept so that no id is reused, and rows
+        self._env_fns = ()  # it may hold a lot of data
+        found: dict[
+            int, tuple[Any, int]
+        ] = {}  # by id: the innermost env, kept so that its id is not reused, and its row
         for i in self._every_row:
             env = self._guarded(i, "construction", lambda i: builders[i]()(), i)
             self._guarded(i, "construction", check_env, env)
@@ -112,7 +114,7 @@ class EnvRows(Rows):
             at.terminated.fill(False)  # takes half as long as assigning to a slice
             at.truncated.fill(False)
         else:
-            index = slice(only.start, only.stop)  # numpy takes a tenth of the time that a list of numbers takes
+            index = slice(only.start, only.stop)  # takes a tenth of the time of indexing with a list
             rows, envs = only, self.envs[index]
             at.terminated[index] = at.truncated[index] = False
         # Plain local lists and names: the loop runs once per env and step.

@@ -70,7 +70,10 @@ def find_rows(infos: Any, key: str, rows: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def number_so_far(value: Any) -> float:
-    """Returns a value before the end of an episode as a float; NaN if it is not a number, an error only at the end."""
+    """Returns a value before the end of an episode as a float, or NaN if it is not a number.
+
+    A value that is not a number is an error only in the last step of an episode.
+    """
     try:
         return number(value)
     except TypeError:

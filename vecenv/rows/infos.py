@@ -90,7 +90,7 @@ def columns_of_mask(infos: Mapping[Any, np.ndarray], mask: np.ndarray) -> list[C
 def masked_infos(infos: Mapping[Any, np.ndarray], mask: np.ndarray) -> dict[Any, Any]:
     """Returns the batched infos of the columns that `columns_of_mask` returns, in a third of the time.
 
-    Owner: the caller of this function hands over the arrays, which change outside of the mask.
+    Owner: the caller gives up the arrays. Values outside the mask are overwritten.
     """
     result: dict[Any, Any] = {}
     others = None if np.count_nonzero(mask) == len(mask) else np.flatnonzero(~mask)
@@ -124,7 +124,7 @@ def columns_of_batch(
 ) -> list[Column]:
     """Returns copies of the batched infos of the envs `first_env : first_env + N`, or of some rows of them.
 
-    The key `omit` is only checked. Some rows have no columns of keys that none of them has.
+    The key `omit` is only checked. With `rows`, a key that none of them has gets no column.
 
     Raises TypeError if a key has no mask `bool[N]`, or neither an array `[N, ...]` nor a dict. The message completes a
     sentence.
@@ -330,7 +330,7 @@ def _values_of(column: Column) -> list[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value as `_values_of` returns it, because only some values of an array of objects were in columns."""
+    """Converts a value as `_values_of` does: the result must not depend on whether it was in an array."""
     if isinstance(value, dict):
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, np.number) or (type(value) is np.ndarray and not value.shape):

@@ -29,7 +29,7 @@ _OF_OLD_API = re.compile(
     r"(not enough|too many) values to unpack \(expected 5|cannot unpack non-iterable|"
     r"reset\(\) (got an unexpected keyword argument '(seed|options)'|takes )"
 )
-"""What the errors say that an env with the methods of Gym before 0.26 causes in its caller."""
+"""Matches the messages of errors that an env with the API of Gym before 0.26 causes in its caller."""
 
 
 def check_env(env: Any) -> None:
@@ -54,6 +54,8 @@ def advice_on(error: BaseException) -> str | None:
     if not isinstance(error, TypeError | ValueError) or not _OF_OLD_API.search(str(error)):
         return None
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    if frame.f_code.co_name == "env_data_reuse_passive_checker":  # a wrapper has called `reset` again after it raised
+        return "To call `reset` again after it has raised, make the env with disable_env_checker=True."
     # The same error in the env's own code has another cause.
     return _OLD_API if frame.f_globals.get("__name__", "").partition(".")[0] in ("vecenv", "gymnasium") else None
 

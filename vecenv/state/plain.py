@@ -19,7 +19,7 @@ _BIT_GENERATORS = {cls.__name__: cls for cls in (MT19937, PCG64, PCG64DXSM, Phil
 
 
 def pack(value: Any, where: str) -> Any:
-    """Returns a packed copy of a plain value, called `where` in the NotRestorable that any other value raises."""
+    """Returns a packed copy of a plain value. Any other value raises NotRestorable, which calls it `where`."""
     cls = type(value)
     if cls in (NoneType, bool, int, float, str):
         return value

@@ -40,8 +40,8 @@ class ActionWriter:
             way, because their dtype is not the space's, or because the space has a leaf without a fixed shape.
 
         Raises:
-            ValueError: If the shape is wrong or an action is NaN; the message names the env.
-            TypeError: If the dtype is of another kind, such as floats for a Discrete space.
+            ValueError: If the shape is wrong, or an action is NaN, in which case the message names the env.
+            TypeError: If a scalar is passed, or the dtype is of another kind, such as floats for a Discrete space.
         """
         count = self._num_envs if env_ids is None else len(env_ids)
         checked: list[Any] = []

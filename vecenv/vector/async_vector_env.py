@@ -66,15 +66,16 @@ class AsyncVectorEnv(PooledVectorEnv):
             ("KEY:last" for a key that itself ends in ":sum" or ":mean").
             "outer/inner" is the key `inner` of the dict under `outer`. Values must be real numbers or bools.
         on_worker_death: "raise", or "restart": a worker that dies is restarted, its envs are built again, and their
-            episodes are truncated with the last complete observation and `infos["worker_restarted"]`. Attributes that
-            were set later are lost. A call that restarts a worker may exceed its timeout.
+            episodes are truncated with the last complete observation and `infos["worker_restarted"]`. Attributes set
+            with `set_attr` are lost. A call that restarts a worker may exceed its timeout.
         start_timeout_s: Seconds to wait for the envs to be constructed; None to wait forever.
         worker_init: Called without arguments in each worker before it builds its envs, also after a restart, for
             example to configure modules as in this process. Pickled together with the env functions. Not called
             without workers.
 
     Raises:
-        EnvError: If an env raises; the message holds the worker's traceback.
+        EnvError: If an env raises in a worker; the message holds the worker's traceback. With `num_workers=0`, the
+            env's own exception propagates.
         WorkerDied: If a worker process ends unexpectedly.
         StateError: If a method is called after `close()` or after a fault.
 
@@ -173,7 +174,11 @@ class AsyncVectorEnv(PooledVectorEnv):
         self._begin_reset(self._next_slot(), seed, options)
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
-        """Waits at most `timeout` seconds for the envs; returns observations and infos."""
+        """Waits at most `timeout` seconds for the envs; returns observations and infos.
+
+        Raises:
+            multiprocessing.TimeoutError: If a worker has not replied in time. The vector env can then only be closed.
+        """
         self._assert_pending(State.RESET)
         return self._finish_batch(RESET, self._results.after_reset, timeout)
 
@@ -182,7 +187,7 @@ class AsyncVectorEnv(PooledVectorEnv):
         self._begin_step(actions, self._next_slot())
 
     def step_wait(self, timeout: float | None = None) -> StepResult:
-        """Waits at most `timeout` seconds for the envs; returns the result of `step`."""
+        """Waits at most `timeout` seconds for the envs; returns the result of `step`. Raises what `reset_wait` does."""
         self._assert_pending(State.STEP)
         return self._finish_batch(STEP, self._results.after_step, timeout)
 
@@ -194,7 +199,10 @@ class AsyncVectorEnv(PooledVectorEnv):
         self._begin(CALL, 0, [CallCommand(name, args, kwargs)] * len(self._pool.ranges), State.CALL)
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
-        """Waits at most `timeout` seconds for the call that `call_async` began; returns one result per env."""
+        """Waits at most `timeout` seconds for the call that `call_async` began; returns one result per env.
+
+        Raises what `reset_wait` does.
+        """
         self._assert_pending(State.CALL)
         results = tuple(result for reply in self._finish(CALL, timeout) for result in reply)
         self._state = State.IDLE

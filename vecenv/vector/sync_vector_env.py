@@ -17,9 +17,9 @@ from vecenv.workers.local_pool import LocalPool
 class SyncVectorEnv(PooledVectorEnv):
     """Steps its envs one by one in this process; a drop-in replacement for `gymnasium.vector.SyncVectorEnv`.
 
-    It takes the arguments of `AsyncVectorEnv`, except those that concern workers. Exceptions raised by envs
-    propagate unchanged. As in Gymnasium, the envs share what their functions capture, and options and other arguments,
-    with each other and with the caller.
+    It takes the arguments of `AsyncVectorEnv`, except those that concern workers. Exceptions raised by envs propagate
+    unchanged, except StopIteration, which becomes an `EnvError`. As in Gymnasium, the envs share what their functions
+    capture, and options and other arguments, with each other and with the caller.
 
     Attributes:
         envs: The envs; for a `Batched`, its vector env as the only element.

@@ -180,13 +180,24 @@ class PooledVectorEnv(VectorEnv):
         )
 
     def reset(self, *, seed: Seeds = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Resets every env, or the envs in `options["reset_mask"]`; returns observations and infos."""
+        """Resets every env, or the envs in `options["reset_mask"]`; returns observations and infos.
+
+        Args:
+            seed: One seed, or None, for each env. An int s gives env i the seed s + i.
+            options: Passed to the envs, except `reset_mask`: bool[N], of which at least one is True.
+        """
         self._assert_idle("reset")
         self._begin_reset(self._next_slot(), seed, options)
         return self._finish_batch(RESET, self._results.after_reset, None)
 
     def step(self, actions: Any) -> StepResult:
-        """Steps every env; returns observations, float64 rewards[N], bool terminated[N] and truncated[N], infos."""
+        """Steps every env; returns observations, float64 rewards[N], bool terminated[N] and truncated[N], infos.
+
+        Raises:
+            ValueError: If actions have another shape or are NaN.
+            TypeError: If the dtype of the actions is of another kind.
+            gymnasium.error.ResetNeeded: If an env's episode is over and autoreset is disabled.
+        """
         self._begin_step(actions, self._next_slot())
         return self._finish_batch(STEP, self._results.after_step, None)
 
@@ -251,9 +262,9 @@ class PooledVectorEnv(VectorEnv):
         self._state, self._pending_slot = state, slot
 
     def _finish(self, command: RowsCommandType[P, R], timeout: float | None) -> list[R]:
-        """Waits for the command in progress; returns one reply per range. The caller sets the state to IDLE.
+        """Waits for the command in progress; returns one reply per range. If it raises nothing, the caller sets IDLE.
 
-        Until then, the vector env is broken: after an interrupt, replies are never read, or their results are lost.
+        Until then, the state is BROKEN, because an interrupt would leave replies unread or lose their results.
         """
         self._state = _BROKEN
         try:
@@ -282,7 +293,8 @@ class PooledVectorEnv(VectorEnv):
 
         Raises:
             AlreadyPendingCallError: If one of the envs is in flight, or if another call is pending.
-            ValueError: If an id is not in `0 : N` or is repeated, or if the actions do not fit.
+            ValueError: If an id is not in `0 : N` or is repeated.
+            ValueError, TypeError, gymnasium.error.ResetNeeded: As in `step`.
         """
         ids = _checked_ids(env_ids, self.num_envs)
         if self._state is not State.IN_FLIGHT:
@@ -396,7 +408,10 @@ class PooledVectorEnv(VectorEnv):
         self._run(SET_ATTR, [SetAttrCommand(name, values[run.rows]) for run in self._pool.ranges])
 
     def apply(self, function: Callable[[gym.Env], Any], env_ids: Sequence[int] | None = None) -> list[Any]:
-        """Calls `function(env)` in the process of each env, for `env_ids` or all envs; returns the results in order."""
+        """Calls `function(env)` in the process of each env, for `env_ids` or all envs; returns the results in order.
+
+        Raises TypeError for a `Batched`, which has no single envs. Results from workers are copies.
+        """
         ids = _checked_ids(env_ids, self.num_envs)
         self._assert_idle("apply")
         rows = [[i - run.low for i in ids if run.low <= i < run.high] for run in self._pool.ranges]
@@ -460,12 +475,12 @@ class PooledVectorEnv(VectorEnv):
 
     @property
     def episode_returns(self) -> np.ndarray:
-        """The return of each env's episode so far, and the total at its last step: float64[N], a copy."""
+        """Each env's return in its episode so far, or in the one that has just ended: float64[N], a copy."""
         return self.arrays[layout.EPISODE_RETURN][self._slot].copy()
 
     @property
     def episode_lengths(self) -> np.ndarray:
-        """The length of each env's episode so far, and the total at its last step: int64[N], a copy."""
+        """The length of each env's episode so far, or of the one that has just ended: int64[N], a copy."""
         return self.arrays[layout.EPISODE_LENGTH][self._slot].copy()
 
     @property
@@ -479,7 +494,7 @@ class PooledVectorEnv(VectorEnv):
 
     @property
     def infos_so_far(self) -> dict[str, np.ndarray]:
-        """For each of `info_keys`, float64[N], a copy: the info's value if the newest step ended each env's episode.
+        """For each of `info_keys`, float64[N], a copy: the value as if each episode had ended with the newest step.
 
         NaN for an env that has not been stepped since a reset, and as in `episode_infos`.
         """

@@ -56,12 +56,12 @@ def timed_out(workers: Iterable[WorkerHandle], doing: str, timeout: float | None
         )
     return multiprocessing.TimeoutError(
         f"The call to `{doing}_wait` has timed out after {timeout} second(s): no answer from {who}. "
-        "This vector env can now only be closed."
+        "If the envs need longer, increase the timeout. This vector env can now only be closed."
     )
 
 
 def worker_failed(worker: WorkerHandle, reply: ErrorReply, *, broken: bool = True) -> VecEnvError:
-    """Returns the error for an exception in a worker, which has broken the vector env or has not."""
+    """Returns the error for an exception in a worker. `broken` says whether it broke the vector env."""
     if reply.other_form is not None:
         return reply.other_form
     try:

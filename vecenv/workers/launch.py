@@ -95,7 +95,7 @@ def check_not_daemonic() -> None:
 def start_process(
     method: str, target: Callable[..., None], arguments: tuple, *, name: str, daemon: bool
 ) -> BaseProcess:
-    """Starts a process that calls `target(*arguments)` with a method of `start_method`.
+    """Starts a process that calls `target(*arguments)`. `method` is a result of `start_method`.
 
     The arguments must be small: writing large data to a process that is killed meanwhile could block forever. Raises
     OSError or EOFError if the process dies during startup.

@@ -25,8 +25,8 @@ from vecenv.workers.pickling import Importable, dumps_or_none
 class Deferred(logging.Formatter, logging.Filter):
     """A formatter or a filter that a worker unpickles only when a message needs it.
 
-    Unpickling imports the module that defines it. That of PyTorch's formatter, which importing PyTorch installs, takes
-    seconds and 200 MB.
+    Unpickling imports the module that defines it. Importing PyTorch, for example, installs a formatter whose module
+    takes seconds and 200 MB to import.
     """
 
     pickled: bytes

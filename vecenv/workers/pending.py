@@ -31,7 +31,7 @@ class PendingCommand:
     """A command to all workers, which send one reply each.
 
     Attributes:
-        command: What was sent, and with which slot and frames, one per worker.
+        command, slot, frames: The command, its slot, and its frames, one per worker.
         payloads: Its payloads, one per worker; empty if it has none.
         replies: The payload of each worker's reply.
         count: The number of workers that have replied.

@@ -199,12 +199,12 @@ class Deadline:
         self._due = time.monotonic()
 
     def restart(self) -> None:
-        """Leaves the full number of seconds from now on, and extends the deadline."""
+        """Starts the wait again with the full number of seconds, and extends the deadline."""
         self._end = time.monotonic() + self._seconds
         self.extend()
 
     def extend(self) -> None:
-        """Leaves at least a second from now on, if the deadline is extensible."""
+        """Moves the deadline to at least a second from now, if it is extensible."""
         if self._extensible:
             self._seconds = max(self._seconds, SLICE_S)
             self._end = max(self._end, time.monotonic() + SLICE_S)

@@ -194,7 +194,7 @@ class ProcessPool(Pool):
         self._finalizer.cancel()  # only now: Ctrl-C may interrupt the wait for the workers, and they must still end
 
     def _receive(self, pending: PendingCommand | PendingRows, wanted: int, deadline: Deadline | None) -> bool:
-        """Passes messages to `pending` until its count is `wanted`; returns whether it is before the deadline."""
+        """Passes messages to `pending` until its count is `wanted`; returns whether that happens in time."""
         while pending.count < wanted:
             try:
                 for worker, (kind, slot, payload) in self._messenger.messages(deadline):

@@ -39,7 +39,10 @@ REMEDY = (
 
 
 def foreign_specs() -> list[EnvSpec]:
-    """Returns the registered env specs that are not from Gymnasium or vecenv. Workers may need them."""
+    """Returns the registered env specs that are not from Gymnasium or vecenv. Workers may need them.
+
+    A spec that cannot be pickled is replaced by one whose env raises VecEnvError when it is made.
+    """
     specs = []
     for spec in gym.registry.values():
         ours = isinstance(spec.vector_entry_point, str) and spec.vector_entry_point.startswith("vecenv.")

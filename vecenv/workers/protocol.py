@@ -22,8 +22,8 @@ the bytes that follow it. STEP carries actions only if they do not fit in memory
 
 Every reply echoes the slot of its command. In replies to STEP_ROWS, READY carries a row instead; rows that a worker
 steps in one call share one READY_ROWS. A worker is busy from the command to its reply. At most one command is in flight
-in a pipe, except that a pipe may hold one STEP_ROWS per row of the worker. The constants START to SET_STATE, at the end
-of this module, say what carries out each command and whether an error in it breaks the vector env.
+in a pipe, except that a pipe may hold one STEP_ROWS per row of the worker. The constants START to SET_STATE
+below say what carries out each command and whether an error in it breaks the vector env.
 
 Order: every row write precedes send(READY); the parent reads rows only after receiving it.
 Order: every action write precedes send(STEP or STEP_ROWS); the worker reads actions only after receiving it.
@@ -264,7 +264,7 @@ COMMANDS: dict[int, CommandType[Any, Any]] = {
 
 
 def doing(kind: int) -> str:
-    """Returns what a worker does that has received a command of this kind, for messages."""
+    """Returns what a worker that has received a command of this kind is doing, for messages."""
     return COMMANDS[kind].doing if kind in COMMANDS else f"command {kind}"
 
 
@@ -295,7 +295,7 @@ def encode(kind: Kind, slot: int = 0, payload: Any = None) -> bytes:
     if payload is None:
         return short_frame(kind, slot)
     # By value, because envs, arguments and infos may hold lambdas and classes of __main__, which the other process does
-    # not import. A reply is tried without it first: pickle is faster for arrays, and refuses what it cannot find.
+    # not import. A reply is first pickled by name, which is faster for arrays, and fails if a name cannot be found.
     # A batch of actions whose dtype is not the space's is pickled in the same way: numbers need no import.
     body = None
     if kind in REPLIES or (type(payload) is np.ndarray and not payload.dtype.hasobject):

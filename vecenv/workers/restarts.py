@@ -1,8 +1,8 @@
 """Restarts: the deaths of workers that a pool replaces, and the report of the episodes that they have cut.
 
-The next step of such a row is truncated and has reward 0, the last complete observation, and `worker_restarted` in its
-info. The parent writes this step, because it owns the rows of a dead worker. `vecenv.rows.autoreset` says what the
-process that takes over the rows does.
+The next step of a row whose episode was cut is truncated and has reward 0, the last complete observation, and
+`worker_restarted` in its info. The parent writes this step, because it owns the rows of a dead worker.
+`vecenv.rows.autoreset` says what the process that takes over the rows does.
 """
 
 from __future__ import annotations

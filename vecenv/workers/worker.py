@@ -71,8 +71,8 @@ _REPLIED = object()  # the result of a command that has sent its own replies
 def run(connection: Connection, inherited: Sequence[Channel], spin: bool, build: Build | None) -> None:
     """Serves the parent's commands until the parent sends CLOSE or is gone.
 
-    A fork inherits what START sends to other workers (`build`), and the parent's ends of pipes (`inherited`). These are
-    closed: while one of them is open here, no worker can notice that the parent has died.
+    A fork inherits `build`, which START carries to workers that are not forked, and the parent's ends of pipes
+    (`inherited`). These ends are closed: while one of them is open here, no worker can notice that the parent has died.
     """
     signal.set_wakeup_fd(-1)  # a fork inherits the parent's descriptor, but must not report its own signals there
     # The parent responds to these signals, for example by saving its work and the states of its envs, and then ends its

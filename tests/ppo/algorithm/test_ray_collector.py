@@ -249,7 +249,7 @@ def test_the_death_of_a_collector_is_an_error_that_names_it_and_saves_the_run(tm
             collectors=2,
             callbacks=[watching],
         )
-    assert any("Everything up to env-step" in note for note in caught.value.__notes__)
+    assert any("The run is saved up to env-step" in note for note in caught.value.__notes__)
 
 
 @pytest.mark.slow
