@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ppo.config import Config
-from ppo.run.files import write_atomically
 
 if TYPE_CHECKING:
     from ppo.policies.policy import Policy
@@ -133,7 +132,8 @@ def checked(callbacks: Callback | Iterable[Callback]) -> list[Callback]:
             except TypeError as error:
                 method = f"{type(one).__name__}.{name}"
                 raise TypeError(f"{method} must accept the arguments ({', '.join(parameters)}): {error}") from None
-        if unknown := sorted(name for name in dir(one) if name.startswith("on_") and name not in _PARAMETERS):
+        known = _PARAMETERS.keys()
+        if unknown := sorted(name for name in dir(one) if name.startswith(("on_", "_on_")) and name not in known):
             message = f"training never calls {', '.join(unknown)} of {type(one).__name__}: it calls only "
             warnings.warn(message + ", ".join(_PARAMETERS), stacklevel=3)
     return given
@@ -209,9 +209,13 @@ class Callbacks(Callback):
         """Calls a method of the given callbacks, or of all; with `copies`, each gets copies of the arguments."""
         for callback in self._callbacks if callbacks is None else callbacks:
             try:
-                getattr(callback, name)(*(copy.deepcopy(arguments) if copies else arguments))
+                returned = getattr(callback, name)(*(copy.deepcopy(arguments) if copies else arguments))
             except StopTraining:  # only recorded, because the update is completed first
                 self.interrupted = True
+                continue
+            if returned is False:
+                method = f"{type(callback).__name__}.{name}"
+                raise TypeError(f"{method} returned False, which stops nothing: raise ppo.StopTraining, or return None")
 
     def on_end(self, result: Result | None, error: BaseException | None) -> None:
         """Calls every callback that was started, even if one of them raises.
@@ -341,6 +345,8 @@ class _Tracker(Callback):
             return {}
 
     def _remember(self, step: int) -> None:
+        from ppo.run.files import write_atomically  # not above: callbacks of users need only the settings
+
         known = self._known() | {self.name: {"id": self._id, "step": step}}
         write_atomically(self.run_path / "trackers.json", json.dumps(known) + "\n")
 

@@ -305,6 +305,11 @@ class Config:
                 "neither objective nor lr_schedule adapts to it",
                 ["kl_target"],
             ),
+            (
+                self.lr_schedule == "kl_adaptive" and self.kl_limit is not None,
+                "lr_schedule is kl_adaptive",
+                ["kl_limit"],
+            ),
             (not self.normalize_observations, "normalize_observations is off", ["observation_clip"]),
             (self.network is None and not images, "no observation is an image", ["cnn"]),
             (not gaussians, "no action is continuous", ["action_transform", "initial_log_std", "min_log_std"]),
@@ -461,6 +466,21 @@ def _instead_of(value: Any, options: tuple[Any, ...]) -> str:
     return f". Write its name, '{named if '<' not in name else 'module:name'}'" if str in options else ""
 
 
+_SB3 = {
+    "n_timesteps": "total_steps",
+    "vf_coef": "value_coef, which is twice as large",
+    "target_kl": "kl_limit",
+    "clip_range_vf": "none",
+    "net_arch": "policy_layers and value_layers",
+    "log_std_init": "initial_log_std",
+    "policy": "network, for networks of your own",
+    "policy_kwargs": "policy_layers, value_layers, activation and initial_log_std",
+    "eval_freq": "eval_interval, in env-steps of all envs",
+    "save_freq": "checkpoint_interval, in env-steps of all envs",
+    "verbose": "the argument `progress` of ppo.train",
+}
+"""The counterparts of SB3's names whose nearest setting is another one."""
+
 _construct = Config.__init__
 
 
@@ -470,6 +490,8 @@ def _init(self: Config, *args: Any, **settings: Any) -> None:
     for unknown in sorted(settings.keys() - SETTINGS.keys()):
         near = difflib.get_close_matches(unknown, SETTINGS, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
+        if unknown in _SB3:
+            hint = f" Its counterpart is {_SB3[unknown]} (docs/coming-from-sb3.md)."
         raise TypeError(f"Config has no setting {unknown!r}.{hint} `ppo train --help` lists all settings.")
     _construct(self, *args, **settings)
 

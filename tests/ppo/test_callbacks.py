@@ -162,8 +162,20 @@ def test_a_method_that_training_never_calls_is_a_warning():
         def on_step(self):
             pass
 
-    with pytest.warns(UserWarning, match="never calls on_step of Wrong: it calls only on_status, on_start, on_update"):
+        def _on_training_start(self):  # SB3's name
+            pass
+
+    message = "never calls _on_training_start, on_step of Wrong: it calls only on_status, on_start, on_update"
+    with pytest.warns(UserWarning, match=message):
         checked([Wrong()])
+
+
+@pytest.mark.parametrize("method", CALLS)
+def test_false_which_stops_training_in_sb3_is_an_error(method):
+    one = ppo.Callback()
+    setattr(one, method, lambda *arguments: False)
+    with pytest.raises(TypeError, match=rf"Callback\.{method} returned False, .* raise ppo\.StopTraining"):
+        getattr(Callbacks([one]), method)(*CALLS[method])
 
 
 def test_a_reason_to_stop_is_not_an_interruption():

@@ -192,6 +192,8 @@ def test_a_resumed_run_may_change_only_amounts_intervals_reports_and_where_envs_
         ({"recurrent_units": 32, "recurrent": "gru"}, []),
         ({"kl_target": 0.1}, ["kl_target"]),
         ({"kl_target": 0.1, "lr_schedule": "kl_adaptive"}, []),
+        ({"kl_limit": 0.1, "lr_schedule": "kl_adaptive"}, ["kl_limit"]),
+        ({"kl_limit": None, "lr_schedule": "kl_adaptive"}, []),
         ({"clip_range": 0.1, "objective": "kl_penalty"}, ["clip_range"]),
         ({"observation_clip": 5.0, "normalize_observations": False}, ["observation_clip"]),
         ({"network": "a:b", "policy_layers": (8,), "activation": "elu"}, ["policy_layers", "activation"]),
@@ -212,6 +214,15 @@ def test_the_error_for_an_unknown_setting_names_the_nearest_one(name, near):
         Config(**{name: 1})
     with pytest.raises(TypeError, match=f"no setting '{name}'. Did you mean '{near}'"):
         dataclasses.replace(Config(), **{name: 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "counterpart"),
+    [("target_kl", "kl_limit"), ("log_std_init", "initial_log_std"), ("n_timesteps", "total_steps")],
+)
+def test_the_error_for_a_name_of_sb3_names_the_counterpart_and_not_the_nearest_setting(name, counterpart):
+    with pytest.raises(TypeError, match=f"no setting '{name}'. Its counterpart is {counterpart} \\(docs/coming"):
+        Config(**{name: 1})
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array
 
+from vecenv.rows.arguments import autoreset_mode_of
 from vecenv.rows.batched import ADVICE, Batched
 from vecenv.rows.infos import split_infos
 from vecenv.state import layers_of
@@ -192,5 +193,9 @@ class SubprocVecEnv(VecEnvAdapter):
     """
 
     def __init__(self, env_fns: Sequence[Callable[[], gym.Env]], start_method: str | None = None, **vector_kwargs: Any):
+        same_step = AutoresetMode.SAME_STEP
+        mode = autoreset_mode_of(vector_kwargs.pop("autoreset_mode", same_step))
+        if mode != same_step:
+            raise ValueError(f"autoreset_mode={mode.name} is not supported, because SB3 needs SAME_STEP: omit it")
         how: dict[str, Any] = {"context": start_method, "observation_mode": "different", **vector_kwargs}
-        super().__init__(AsyncVectorEnv(env_fns, **{**how, "autoreset_mode": AutoresetMode.SAME_STEP}))
+        super().__init__(AsyncVectorEnv(env_fns, autoreset_mode=same_step, **how))

@@ -17,16 +17,18 @@ Seeds = int | Sequence[int | None] | None
 
 def check_functions(env_fns: Sequence[Callable[[], Any]]) -> list[Callable[[], Any]]:
     """Returns the functions as a list. Raises ValueError if there are none, and TypeError if one is not callable."""
-    if not isinstance(env_fns, Iterable):
+    if not isinstance(env_fns, Iterable) or isinstance(env_fns, str):
         raise TypeError(
-            f"env_fns={env_fns!r} is not a list: pass a list with one function per env, such as [make_env] * num_envs"
+            f"env_fns={env_fns!r} is not a list: for an id, call vecenv.make, or pass a list with one function per "
+            "env, such as [make_env] * num_envs"
         )
     env_fns = list(env_fns)
     if not env_fns:
         raise ValueError("env_fns is empty: num_envs must be 1 or more")
     for i, env_fn in enumerate(env_fns):
         if not callable(env_fn):
-            make = f"gymnasium.make({env_fn!r})" if isinstance(env_fn, str) else f"{type(env_fn).__name__}(...)"
+            env_id = env_fn if isinstance(env_fn, str) else getattr(getattr(env_fn, "spec", None), "id", None)
+            make = f"gymnasium.make({env_id!r})" if env_id else f"{type(env_fn).__name__}(...)"
             raise TypeError(f"env_fns[{i}] is {env_fn!r}, which is not a function: write `lambda: {make}`")
     return env_fns
 

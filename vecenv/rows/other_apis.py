@@ -23,7 +23,7 @@ VECTOR_REWARD = (
 _OLD_API = (
     "Gymnasium calls reset(seed=..., options=...) and expects (observation, info). From step(action), it expects "
     "(observation, reward, terminated, truncated, info). Change the env, or wrap one that is still a gym.Env in "
-    "shimmy.GymV21CompatibilityV0(env=...) (pip install shimmy)."
+    "shimmy.GymV21CompatibilityV0(env=...) (pip install shimmy gym)."
 )
 _OF_OLD_API = re.compile(
     r"(not enough|too many) values to unpack \(expected 5|cannot unpack non-iterable|"

@@ -254,6 +254,9 @@ def test_the_bounds_of_an_observation_hold_in_all_envs(shape):
 def test_another_autoreset_mode_is_rejected():
     with pytest.raises(ValueError, match="'autoreset_mode': 'SameStep'"):
         VecEnvAdapter(vecenv.SyncVectorEnv(counting_fns(2)))
+    with pytest.raises(ValueError, match="autoreset_mode=NEXT_STEP is not supported, because SB3 needs SAME_STEP"):
+        SubprocVecEnv(counting_fns(2), autoreset_mode="NextStep")
+    SubprocVecEnv(counting_fns(2), autoreset_mode="SameStep").close()
 
 
 @pytest.mark.slow

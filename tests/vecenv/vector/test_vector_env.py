@@ -395,6 +395,8 @@ def test_an_autoreset_mode_may_be_a_members_name_or_value_and_the_error_lists_th
         (CountingEnv, r"env_fns=<class .*CountingEnv'> is not a list: .* such as \[make_env\] \* num_envs"),
         (4, "env_fns=4 is not a list"),
         ([4], r"env_fns\[0\] is 4, which is not a function: write `lambda: int\(\.\.\.\)`"),
+        ("CartPole-v1", "env_fns='CartPole-v1' is not a list: for an id, call vecenv.make"),
+        ([gym.make("CartPole-v1")], r"which is not a function: write `lambda: gymnasium\.make\('CartPole-v1'\)`"),
         (["CartPole-v1"], r"which is not a function: write `lambda: gymnasium\.make\('CartPole-v1'\)`"),
     ],
 )
