@@ -121,7 +121,7 @@ def test_envs_whose_state_cannot_be_restored_begin_fresh_episodes_which_each_run
     part = ppo.train(config, logdir=tmp_path, callbacks=[callback])
     before = variables(part.path)
     assert len(callback.warnings) == 1
-    assert re.search("checkpoints will not hold .*HopperEnv does not define get_state", callback.warnings.pop())
+    assert re.search("checkpoints do not hold .*HopperEnv does not define get_state", callback.warnings.pop())
     callback.env_steps = 4 * 128
     ppo.resume(part.path, callbacks=[callback])
     assert len(callback.warnings) == 1

@@ -670,7 +670,7 @@ def test_an_exception_while_env_states_are_saved_is_reported_once_and_training_c
     assert run_training(config, run, Callbacks([notes]), envs=envs).evaluation is not None
     assert [path.name for path in checkpoints(run)] == [f"step_{n:012d}" for n in (32, 64, 96)]
     (warning,) = notes.warnings
-    assert "a resumed run begins fresh episodes" in warning and "ValueError: the motor is on fire" in warning
+    assert "a resumed run begins new episodes" in warning and "ValueError: the motor is on fire" in warning
     assert "Traceback" not in warning
     longer = dataclasses.replace(config, total_steps=128)
     run_training(longer, run, Callbacks([notes]), envs=envs, resume=True)

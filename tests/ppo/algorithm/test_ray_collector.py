@@ -289,7 +289,7 @@ def test_the_error_of_an_env_names_the_collector_and_the_env(tmp_path):
 @pytest.mark.parametrize(
     ("collectors", "source", "message"),
     [
-        (3, None, "3 collectors cannot have equal shares of num_envs=4: use a multiple of 3, such as 3"),
+        (3, None, "3 collectors cannot have equal shares of num_envs=4: set num_envs to a multiple of 3, such as 3"),
         (0, None, "collectors=0 is out of range"),
         (2, "vector", "pass functions that make"),
     ],

@@ -107,7 +107,7 @@ def test_the_statistics_of_another_run_weigh_at_most_as_much_as_ten_rollouts(tmp
 def test_settings_of_new_networks_have_no_effect_and_cause_a_warning(tmp_path, origin, changes, ignored):
     notes = Notes()
     ppo.train(dataclasses.replace(CONFIG, **changes), callbacks=notes, init_from=origin, logdir=tmp_path)
-    expected = [] if ignored is None else [f"{ignored} has no effect, because the policy starts as that of {origin}"]
+    expected = [] if ignored is None else [f"no effect, because the policy starts as that of {origin}: {ignored}"]
     # CartPole has no continuous actions, of which another warning speaks.
     warnings = [message.partition(". ")[0] for message in notes.warnings if "no action is continuous" not in message]
     assert warnings == expected

@@ -60,7 +60,9 @@ def test_a_run_refuses_keys_in_another_order(tmp_path, part):
     other = spaces.Dict([*list(UNSORTED.items())[::-1]])
     run.write_spaces({"": (UNSORTED, UNSORTED)}, given=False)
     run.check_spaces({"": (UNSORTED, UNSORTED)})
-    with pytest.raises(ConfigError, match=r"the space Dict\('z': .* have Dict\('a': .* order of keys counts"):
+    with pytest.raises(
+        ConfigError, match=r"the space Dict\('z': .* have Dict\('a': .* with its keys in the same order"
+    ):
         run.check_spaces({"": (other, UNSORTED) if part == "observation" else (UNSORTED, other)})
 
 
