@@ -133,7 +133,7 @@ def import_module(name: str, what: str) -> ModuleType:
         missing = error.name or ""
         if not f"{name}.".startswith(f"{missing}."):  # the module exists, but not one that it imports
             raise
-    raise gym.error.Error(_missing(name, what, missing))
+    raise gym.error.UnregisteredEnv(_missing(name, what, missing))
 
 
 def check_installed(name: str, what: str) -> None:
@@ -145,7 +145,7 @@ def check_installed(name: str, what: str) -> None:
         )
     package = name.partition(".")[0]
     if package not in sys.modules and importlib.util.find_spec(package) is None:
-        raise gym.error.Error(_missing(name, what, package))
+        raise gym.error.UnregisteredEnv(_missing(name, what, package))
 
 
 def _missing(name: str, what: str, missing: str) -> str:

@@ -122,8 +122,9 @@ class MujocoVectorEnv(VectorEnv):
         if type(self).observe is MujocoVectorEnv.observe:
             self.observe()  # raises
         _warn_of_misspelled(type(self))
-        self._creator = os.getpid()
-        self._is_custom = not type(self).__module__.startswith("vecenv.mujoco.")  # not equal to a Gymnasium task
+        # Two underscores, because a task may use any other name, such as `_step`.
+        self.__creator = os.getpid()
+        self.__is_custom = not type(self).__module__.startswith("vecenv.mujoco.")  # not equal to a Gymnasium task
         self.num_envs = num_envs
         self.frame_skip = frame_skip
         self.max_episode_steps = max_episode_steps
@@ -148,28 +149,28 @@ class MujocoVectorEnv(VectorEnv):
             "autoreset_mode": self.autoreset_mode,
         }
         options = {"default_camera_config": self.camera, **render_options}
-        self._renderer = BatchRenderer(self.physics, render_mode, options, follows=self._is_custom)
-        self._episodes = Episodes(num_envs, max_episode_steps, self.autoreset_mode)
-        self.steps = self._episodes.steps
-        self._checks = TaskChecks(type(self).__name__, num_envs, self.physics, trusted=not self._is_custom)
-        self._everyone = np.ones(num_envs, dtype=np.bool_)
-        self._with_infos = True
+        self.__renderer = BatchRenderer(self.physics, render_mode, options, follows=self.__is_custom)
+        self.__episodes = Episodes(num_envs, max_episode_steps, self.autoreset_mode)
+        self.steps = self.__episodes.steps
+        self.__checks = TaskChecks(type(self).__name__, num_envs, self.physics, trusted=not self.__is_custom)
+        self.__everyone = np.ones(num_envs, dtype=np.bool_)
+        self.__with_infos = True
         # Looked up once, because every step needs them.
-        self._same_step = self.autoreset_mode == AutoresetMode.SAME_STEP
-        self._has_after_step = type(self).after_step is not MujocoVectorEnv.after_step
+        self.__same_step = self.autoreset_mode == AutoresetMode.SAME_STEP
+        self.__has_after_step = type(self).after_step is not MujocoVectorEnv.after_step
 
     # The spaces are determined when they are first used, because `observe` may need what a task's constructor sets.
     @functools.cached_property
     def single_action_space(self) -> spaces.Space:  # type: ignore[override]
         low, high = self.model.actuator_ctrlrange.astype(np.float32).T
-        if self._is_custom:  # Gymnasium's tasks take the range of an actuator without limits, which is 0 to 0
+        if self.__is_custom:  # Gymnasium's tasks take the range of an actuator without limits, which is 0 to 0
             limited = self.model.actuator_ctrllimited.astype(np.bool_)
             low, high = np.where(limited, low, -np.inf), np.where(limited, high, np.inf)
         return spaces.Box(low, high, dtype=np.float32)
 
     @functools.cached_property
     def single_observation_space(self) -> spaces.Space:  # type: ignore[override]
-        return self._checks.space_of(self.observe())
+        return self.__checks.space_of(self.observe())
 
     @functools.cached_property
     def action_space(self) -> spaces.Space:  # type: ignore[override]
@@ -180,8 +181,8 @@ class MujocoVectorEnv(VectorEnv):
         return batch_space(self.single_observation_space, self.num_envs)
 
     @functools.cached_property
-    def _observations(self) -> ObservationWriter:
-        return ObservationWriter(self._checks, self.single_observation_space)
+    def __observations(self) -> ObservationWriter:
+        return ObservationWriter(self.__checks, self.single_observation_space)
 
     def begin(self, ids: np.ndarray, rngs: Generators) -> None:
         """Begins an episode of each env in `ids`, whose simulations were reset to the keyframe or the model's defaults.
@@ -238,17 +239,17 @@ class MujocoVectorEnv(VectorEnv):
             options: `reset_mask: bool[N]` selects envs. Other options are ignored.
             out: See `vecenv.Batched`.
         """
-        self._assert_open()
+        self.__assert_open()
         seeds = seed_of_each(seed, self.num_envs)
         _, mask = split_reset_mask(options, self.num_envs)
         if mask is None:
-            mask = self._everyone
-        writer = self._observations  # its first use calls `observe`, so that views looked up there get values below
-        self._begin(mask, seeds)
-        self._saved_arrays()  # raises if one is missing
+            mask = self.__everyone
+        writer = self.__observations  # its first use calls `observe`, so that views looked up there get values below
+        self.__begin(mask, seeds)
+        self.__saved_arrays()  # raises if one is missing
         known = len(self.physics.batch.derived)
-        observations, infos = writer.copy(self.observe(), out), masked_infos(self._reset_infos(), mask)
-        self._checks.no_late_views(known)
+        observations, infos = writer.copy(self.observe(), out), masked_infos(self.__reset_infos(), mask)
+        self.__checks.no_late_views(known)
         return observations, infos
 
     def step(self, actions: Any, *, out: Any = None) -> Step:
@@ -256,41 +257,41 @@ class MujocoVectorEnv(VectorEnv):
 
         `vecenv.Batched` describes `out`.
         """
-        self._assert_open()
-        actions = self._checks.actions(actions, range(self.num_envs), self.single_action_space)
-        return self._step(actions, self._everyone, out)
+        self.__assert_open()
+        actions = self.__checks.actions(actions, range(self.num_envs), self.single_action_space)
+        return self.__step(actions, self.__everyone, out)
 
     def step_rows(self, ids: Sequence[int], actions: Any) -> Step:
         """Steps the envs `ids`, with one action each; returns N rows, of which `ids` and all observations are valid."""
-        self._assert_open()
-        given = self._checks.actions(actions, ids, self.single_action_space)
+        self.__assert_open()
+        given = self.__checks.actions(actions, ids, self.single_action_space)
         chosen = np.zeros(self.num_envs, np.bool_)
         chosen[ids] = True
         actions = np.zeros((self.num_envs, *given.shape[1:]), given.dtype)
         actions[ids] = given
-        return self._step(actions, chosen)
+        return self.__step(actions, chosen)
 
-    def _step(self, actions: np.ndarray, chosen: np.ndarray, out: Any = None) -> Step:
+    def __step(self, actions: np.ndarray, chosen: np.ndarray, out: Any = None) -> Step:
         """Steps the chosen envs, `bool[N]`, or begins the next episodes of those whose episodes are over."""
-        episodes = self._episodes
+        episodes = self.__episodes
         begins = episodes.due(chosen)
         stepped = chosen if begins is None else chosen & ~begins
         ids = None if np.count_nonzero(stepped) == self.num_envs else np.flatnonzero(stepped)
 
         before = self.before_step()
-        self._checks.before(before)
-        self._simulate(actions, stepped, ids)
+        self.__checks.before(before)
+        self.__simulate(actions, stepped, ids)
         if begins is not None:
-            self._begin(begins)
+            self.__begin(begins)
         known = len(self.physics.batch.derived)
 
-        outcome = self._checks.outcome(self.outcome(before, actions), stepped, with_infos=self._with_infos)
+        outcome = self.__checks.outcome(self.outcome(before, actions), stepped, with_infos=self.__with_infos)
         rewards, terminated, truncated = outcome.rewards, outcome.terminated, episodes.at_limit()
         if outcome.truncated is not None:
             truncated |= outcome.truncated
         if outcome.terms:
             episodes.add_rewards(outcome.terms, stepped)
-            if self._with_infos:
+            if self.__with_infos:
                 outcome.infos.update(episodes.return_infos())
         infos = masked_infos(outcome.infos, stepped)
         if ids is not None:
@@ -299,67 +300,67 @@ class MujocoVectorEnv(VectorEnv):
         if begins is not None:
             rewards[begins] = 0.0
 
-        if self._has_after_step and (ids is None or len(ids)):
+        if self.__has_after_step and (ids is None or len(ids)):
             changed = np.flatnonzero(stepped) if ids is None else ids
             self.after_step(changed, actions[changed], self.np_random[changed])
-            self._checks.simulations("after_step()", stepped)
+            self.__checks.simulations("after_step()", stepped)
         if begins is not None:
-            add_masked_infos(infos, self._reset_infos(), begins)
-        observations = self._observations.copy(self.observe(), out)
+            add_masked_infos(infos, self.__reset_infos(), begins)
+        observations = self.__observations.copy(self.observe(), out)
 
         ended = terminated | truncated
         episodes.end(ended, chosen)
-        if self._same_step and np.count_nonzero(ended):
+        if self.__same_step and np.count_nonzero(ended):
             columns = columns_of_mask(outcome.infos, stepped & ~ended)
             columns += final_columns(outcome.infos, observations, self.single_observation_space, ended)
-            self._begin(ended)
-            infos = batched_infos(columns + columns_of_mask(self._reset_infos(), ended), self.num_envs)
-            observations = self._observations.copy(self.observe(), out)
-        self._checks.no_late_views(known)
+            self.__begin(ended)
+            infos = batched_infos(columns + columns_of_mask(self.__reset_infos(), ended), self.num_envs)
+            observations = self.__observations.copy(self.observe(), out)
+        self.__checks.no_late_views(known)
         return observations, rewards, terminated, truncated, infos
 
-    def _simulate(self, actions: np.ndarray, stepped: np.ndarray, ids: np.ndarray | None) -> None:
+    def __simulate(self, actions: np.ndarray, stepped: np.ndarray, ids: np.ndarray | None) -> None:
         """Steps the simulations of these envs, which are given as `bool[N]` and as `int64[n]`, or None for all."""
         if ids is None or len(ids):
             rows = slice(None) if ids is None else ids
-            controls = self._checks.controls(self.apply(actions), actions, self.frame_skip, stepped)
+            controls = self.__checks.controls(self.apply(actions), actions, self.frame_skip, stepped)
             parts = [controls] if controls.ndim == 2 else np.moveaxis(controls, 1, 0)
             for number, part in enumerate(parts, 1):
                 self.data.ctrl[rows] = part if ids is None else part[rows]
                 refreshes = self.current and number == len(parts) and not self.with_contact_forces
                 self.physics.step(self.frame_skip // len(parts), ids, refreshes=refreshes)
-            self._checks.stepped()
-            self._episodes.count_step(ids)
+            self.__checks.stepped()
+            self.__episodes.count_step(ids)
         if self.with_contact_forces:
             self.physics.write_contact_forces(np.flatnonzero(stepped), self.cfrc_ext)
             if self.current:
                 self.physics.refresh(ids)
 
-    def _begin(self, mask: np.ndarray, seeds: Sequence[int | None] | None = None) -> None:
+    def __begin(self, mask: np.ndarray, seeds: Sequence[int | None] | None = None) -> None:
         """Resets the simulations of the envs in the mask, `bool[N]`, and begins their episodes."""
         ids = np.flatnonzero(mask)
-        rngs = self._episodes.restart(ids, seeds)
+        rngs = self.__episodes.restart(ids, seeds)
         self.physics.reset(ids)
         self.begin(ids, rngs)
-        self._checks.simulations("begin()", mask)
+        self.__checks.simulations("begin()", mask)
         self.physics.start(ids)
         if self.with_contact_forces:
             self.physics.write_first_contact_forces(ids, self.cfrc_ext)
-        self._episodes.begin(ids)
+        self.__episodes.begin(ids)
 
-    def _reset_infos(self) -> Infos:
-        return self._checks.infos("reset_infos()", self.reset_infos()) if self._with_infos else {}
+    def __reset_infos(self) -> Infos:
+        return self.__checks.infos("reset_infos()", self.reset_infos()) if self.__with_infos else {}
 
     # Like Gymnasium's own vector envs, this returns tuples, although the base class is annotated otherwise.
     @property
     def np_random_seed(self) -> tuple[int | None, ...]:  # type: ignore[override]
         """The seed of each env's generator."""
-        return tuple(self._episodes.seeds)
+        return tuple(self.__episodes.seeds)
 
     @property  # type: ignore[misc]
     def np_random(self) -> Generators:  # type: ignore[override]
         """Each env's generator, or None before its first reset."""
-        return Generators(self._episodes.generators)
+        return Generators(self.__episodes.generators)
 
     def get_state(self) -> list[dict[str, Any]]:
         """Returns the state of each env as plain values.
@@ -367,18 +368,18 @@ class MujocoVectorEnv(VectorEnv):
         Raises:
             NotRestorable: If the class does not declare `saved`, or MuJoCo's batch does not expose the model's state.
         """
-        self._assert_open()
-        if self._is_custom:
+        self.__assert_open()
+        if self.__is_custom:
             check_declares(type(self))
-        return states_of(self.physics, self._episodes, self._saved_arrays())
+        return states_of(self.physics, self.__episodes, self.__saved_arrays())
 
     def set_state(self, states: Sequence[dict[str, Any]]) -> None:
         """Restores the states that `get_state` returned for envs that were built in the same way."""
-        self._assert_open()
-        restore_states(self.physics, self._episodes, self._saved_arrays(), states)
-        self._checks.simulations("set_state()", self._everyone)
+        self.__assert_open()
+        restore_states(self.physics, self.__episodes, self.__saved_arrays(), states)
+        self.__checks.simulations("set_state()", self.__everyone)
 
-    def _saved_arrays(self) -> dict[str, np.ndarray]:
+    def __saved_arrays(self) -> dict[str, np.ndarray]:
         return {"cfrc_ext": self.cfrc_ext} | declared_arrays(self, self.saved, self.num_envs)
 
     def drop_infos(self) -> None:
@@ -386,7 +387,7 @@ class MujocoVectorEnv(VectorEnv):
 
         Has no effect if a subclass overrides `step`, `step_rows` or `reset`.
         """
-        self._with_infos = not self.hands_over_infos
+        self.__with_infos = not self.hands_over_infos
 
     @property
     def hands_over_infos(self) -> bool:
@@ -400,30 +401,30 @@ class MujocoVectorEnv(VectorEnv):
 
     def render_env(self, env: int) -> Any:
         """Returns a frame of one env."""
-        return self._renderer.render(env)
+        return self.__renderer.render(env)
 
     @property
     def mujoco_renderer(self) -> MujocoRenderer:
         """Gymnasium's renderer of env 0, whose camera and size can be changed before its first frame."""
-        return self._renderer.renderer(0)
+        return self.__renderer.renderer(0)
 
     def close_extras(self, **kwargs: Any) -> None:
         """Closes the renderer."""
-        self._renderer.close()
+        self.__renderer.close()
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(
             f"{type(self).__name__} cannot be copied or pickled, because MuJoCo's batch cannot: build a new one"
         )
 
-    def _assert_open(self) -> None:
+    def __assert_open(self) -> None:
         if self.closed:
             raise gym.error.ClosedEnvironmentError(
                 f"Trying to operate on `{type(self).__name__}`, after a call to `close()`."
             )
-        if os.getpid() != self._creator:  # a fork does not have the threads that step the simulations
+        if os.getpid() != self.__creator:  # a fork does not have the threads that step the simulations
             raise StateError(
-                f"this `{type(self).__name__}` belongs to process {self._creator}; this process ({os.getpid()}) is a "
+                f"this `{type(self).__name__}` belongs to process {self.__creator}; this process ({os.getpid()}) is a "
                 "fork of it. Build another vector env in this process."
             )
 
@@ -433,8 +434,13 @@ _HOOKS = ("after_step", "apply", "before_step", "begin", "observe", "outcome", "
 
 
 def _warn_of_misspelled(task: type[MujocoVectorEnv]) -> None:
-    """Warns of methods whose names nearly are those of hooks."""
-    for name, value in vars(task).items():
-        if callable(value) and not hasattr(MujocoVectorEnv, name):
-            for hook in difflib.get_close_matches(name, _HOOKS, n=1, cutoff=0.8):
-                logger.warn(f"{task.__name__}.{name} is not called in a step or a reset. Did you mean {hook!r}?")
+    """Warns of a method whose name nearly is that of a hook that the task does not define."""
+    names = {
+        name
+        for cls in task.__mro__[: task.__mro__.index(MujocoVectorEnv)]
+        for name, value in vars(cls).items()
+        if callable(value) and not name.startswith("_")
+    }
+    for name in sorted(names.difference(dir(MujocoVectorEnv))):
+        for hook in difflib.get_close_matches(name, set(_HOOKS) - names, n=1, cutoff=0.8):
+            logger.warn(f"{task.__name__}.{name} is not called in a step or a reset. Did you mean {hook!r}?")

@@ -955,16 +955,36 @@ def test_a_view_that_the_step_would_change_is_an_error(state, form):
 
 
 def test_a_method_whose_name_is_nearly_a_hooks_is_a_warning(recwarn):
-    class Misspelled(Robot):
-        def begn(self, ids, rngs): ...
+    class Mixin:
+        def before_stp(self): ...
 
+    class Misspelled(Mixin, Robot):
         def after_the_end(self): ...
+
+        def observed(self):  # no mistake, because `observe` is defined
+            return self.gyro
+
+        _before_step = begin_goal = observed
 
     Robot()
     assert not recwarn
     Misspelled()
-    assert "Misspelled.begn is not called in a step or a reset. Did you mean 'begin'?" in str(recwarn.pop().message)
+    message = "Misspelled.before_stp is not called in a step or a reset. Did you mean 'before_step'?"
+    assert message in str(recwarn.pop().message)
     assert not recwarn
+
+
+def test_a_task_may_use_any_private_name():
+    own = "_MujocoVectorEnv__"
+    private = {
+        name.replace(own, "_"): None for name in (*vars(MujocoVectorEnv), *vars(Robot())) if name.startswith(own)
+    }
+    assert {"_begin", "_step", "_observations", "_checks"} < private.keys()
+    task = type("Task", (Robot,), {"saved": Robot.saved, **private})
+    vectorized = [
+        steps_of(lambda cls=cls: vecenv.AsyncVectorEnv(vecenv.Batched(cls, 3), num_workers=0)) for cls in (task, Robot)
+    ]
+    assert_same(*vectorized)
 
 
 @pytest.mark.parametrize(
