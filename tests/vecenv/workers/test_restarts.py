@@ -1,6 +1,7 @@
 """Tests of on_worker_death="restart": the run continues, and the cut episodes are truncated."""
 
 import contextlib
+import multiprocessing
 import os
 import re
 import signal
@@ -317,6 +318,14 @@ def test_a_restore_ends_the_episodes_that_were_cut_and_begins_the_ones_that_can_
         assert truncated.tolist() == [True, False] and observations[:, 2].tolist() == [0, 1]
 
 
+def for_each_socket(call):
+    """Calls a function with the number of each socket of this process, of which a worker's pipe is one."""
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(number).st_mode):
+                call(number)
+
+
 class Deserting(CountingEnv):
     """At its first step, leaves as `how` says, unless the file `gone` exists. Is then rebuilt and reset slowly."""
 
@@ -338,10 +347,7 @@ class Deserting(CountingEnv):
             self._gone.write_text(str(os.getpid()))
             if self._how == "dies":
                 os._exit(3)
-            for number in map(int, os.listdir("/proc/self/fd")):
-                with contextlib.suppress(OSError):
-                    if stat.S_ISSOCK(os.fstat(number).st_mode):
-                        os.close(number)
+            for_each_socket(os.close)
             signal.pause()
         return super().step(action)
 
@@ -437,6 +443,55 @@ def test_an_error_in_the_second_construction_of_an_env_is_raised(tmp_path):
         kill(envs, 0)
         with pytest.raises(FileNotFoundError, match="raised during construction"):
             envs.step([0, 0])
+
+
+class Babbling(CountingEnv):
+    """Writes what is no message to the worker's pipe."""
+
+    def babble(self):
+        for_each_socket(lambda number: os.write(number, b"x" * 64))
+
+
+class BabblingStep(Babbling):
+    def step(self, action):
+        self.babble()
+        return super().step(action)
+
+
+@pytest.mark.parametrize("on_worker_death", ["raise", "restart"])
+def test_what_an_env_writes_to_the_pipe_of_its_worker_is_an_error(on_worker_death):
+    with vecenv.AsyncVectorEnv([lambda: BabblingStep(0)], on_worker_death=on_worker_death) as envs:
+        envs.reset()
+        with pytest.raises(
+            vecenv.VecEnvError, match=r"sent bytes that are not a reply .* during step\. Something else"
+        ):
+            envs.step([0])
+
+
+class SecondTime(Babbling):
+    """Hangs or writes to the pipe when it is built for the second time."""
+
+    def __init__(self, there, how):
+        super().__init__(0)
+        if there.exists():
+            self.babble() if how == "babbles" else signal.pause()
+        there.touch()
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "message"),
+    [
+        ("hangs", multiprocessing.TimeoutError, r"worker 0 .* needs more than start_timeout_s=3 to build"),
+        ("babbles", vecenv.VecEnvError, r"sent bytes that are not a reply .* during construction"),
+    ],
+)
+def test_a_fault_in_the_second_construction_of_an_env_is_raised(how, error, message, tmp_path):
+    make = [lambda: SecondTime(tmp_path / "there", how)]
+    with vecenv.AsyncVectorEnv(make, on_worker_death="restart", start_timeout_s=3, context="fork") as envs:
+        envs.reset()
+        kill(envs, 0)
+        with pytest.raises(error, match=message):
+            envs.step([0])
 
 
 def test_a_death_right_after_an_episode_end_cuts_the_new_episode():
