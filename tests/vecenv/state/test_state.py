@@ -232,7 +232,7 @@ def test_a_state_of_another_model_is_rejected_and_changes_nothing():
     envs = Hopper(2, xml_file=spec)
     envs.reset(seed=0)
     before = envs.get_state()
-    with pytest.raises(vecenv.NotRestorable, match="the state is of another model"):
+    with pytest.raises(vecenv.NotRestorable, match="the state belongs to another model"):
         envs.set_state([before[1], saved])
     for now, then in zip(envs.get_state(), before, strict=True):
         assert_same(now["state"], then["state"])
