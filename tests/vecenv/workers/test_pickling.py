@@ -292,6 +292,11 @@ def test_a_function_that_captures_what_cannot_be_pickled_is_an_error_that_leads_
         pass
 
 
+def test_the_function_of_a_batched_that_captures_what_cannot_be_pickled_is_an_error_that_leads_to_it():
+    with pytest.raises(TypeError, match=r"^env_fns \(Batched\) > .* > variable 'simulator' .*lock"):
+        vecenv.AsyncVectorEnv(vecenv.Batched(capturing(SIMULATOR), 2), num_workers=1)
+
+
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="this system cannot fork")
 def test_a_forked_worker_inherits_functions_and_specs_without_pickling_them():
     gym.register("Capturing-v0", capturing(SIMULATOR))
