@@ -6,13 +6,13 @@ Not measured: start-up and compilation, which the first iteration includes.
 
 The policy and the value function are 64-64 tanh networks, trained on 64 envs. Setting A spends little computation on
 each sample: 64 steps, minibatches of 1024, 2 epochs. Setting B spends more: 32 steps, minibatches of 64, 10 epochs. ppo
-trains on MuJoCo tasks in C++ or on ordinary Python envs, with its defaults or as SB3 does by default, without
-recomputing advantages in each epoch. For comparison, vecenv and EnvPool step envs with random actions without learning,
-and so does the physics alone, with one thread per core. SB3 uses 8, 16 or 64 envs in its SubprocVecEnv or its
-DummyVecEnv, or 64 C++ envs of `vecenv.make` in `vecenv.adapters.sb3.VecEnvAdapter`, with one or two torch threads. SBX,
-the JAX version of SB3, has 64 C++ envs of `vecenv.make`. tianshou has 64 EnvPool envs and one torch thread. JAX is
-`jax_loop.py`: a single compiled function that also steps 64 envs of EnvPool, or a loop on the host over 64 envs of
-EnvPool or vecenv.
+trains on MuJoCo tasks in C++ or on ordinary Python envs, with its defaults and normalized advantages, or as SB3 does by
+default, without recomputing advantages in each epoch. For comparison, vecenv and EnvPool step envs with random actions
+without learning, and so does the physics alone, with one thread per core. SB3 uses 8, 16 or 64 envs in its
+SubprocVecEnv or its DummyVecEnv, or 64 C++ envs of `vecenv.make` in `vecenv.adapters.sb3.VecEnvAdapter`, with one or
+two torch threads. SBX, the JAX version of SB3, has 64 C++ envs of `vecenv.make`. tianshou has 64 EnvPool envs and one
+torch thread. JAX is `jax_loop.py`: a single compiled function that also steps 64 envs of EnvPool, or a loop on the host
+over 64 envs of EnvPool or vecenv.
 """
 
 from __future__ import annotations

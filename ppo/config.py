@@ -491,7 +491,7 @@ def _init(self: Config, *args: Any, **settings: Any) -> None:
         near = difflib.get_close_matches(unknown, SETTINGS, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         if unknown in _SB3:
-            hint = f" Its counterpart is {_SB3[unknown]} (docs/coming-from-sb3.md)."
+            hint = f" Its counterpart: {_SB3[unknown]} (docs/coming-from-sb3.md)."
         raise TypeError(f"Config has no setting {unknown!r}.{hint} `ppo train --help` lists all settings.")
     _construct(self, *args, **settings)
 

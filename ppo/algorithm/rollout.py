@@ -27,8 +27,9 @@ _Arrays = list[list[tf.TensorArray]]  # the predictions of each policy so far, i
 
 
 class LocalCollector:
-    """Collects in this process. The envs write the rollout into the slab, so the graph carries only
-    actions and predictions.
+    """Collects in this process.
+
+    The envs write the rollout into the slab, so the graph carries only actions and predictions.
 
     See `Collector` for the methods.
 

@@ -209,7 +209,7 @@ class _HowToResume(Callback):
         try:
             Run(self.run_path).check_begun()
         except RunError:
-            error.add_note("Nothing had been learned yet, so the run was not saved.")
+            error.add_note("The run ended before its first checkpoint, so nothing was saved.")
             return
         error.add_note(_command_to_resume(self.run_path, self._arguments, self.config))
         if isinstance(error, vecenv.WorkerDied) and self.config.on_worker_death == "raise":

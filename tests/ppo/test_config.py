@@ -221,7 +221,7 @@ def test_the_error_for_an_unknown_setting_names_the_nearest_one(name, near):
     [("target_kl", "kl_limit"), ("log_std_init", "initial_log_std"), ("n_timesteps", "total_steps")],
 )
 def test_the_error_for_a_name_of_sb3_names_the_counterpart_and_not_the_nearest_setting(name, counterpart):
-    with pytest.raises(TypeError, match=f"no setting '{name}'. Its counterpart is {counterpart} \\(docs/coming"):
+    with pytest.raises(TypeError, match=f"no setting '{name}'. Its counterpart: {counterpart} \\(docs/coming"):
         Config(**{name: 1})
 
 

@@ -434,7 +434,7 @@ _HOOKS = ("after_step", "apply", "before_step", "begin", "observe", "outcome", "
 
 
 def _warn_of_misspelled(task: type[MujocoVectorEnv]) -> None:
-    """Warns of a method whose name nearly is that of a hook that the task does not define."""
+    """Warns of a method whose name is nearly that of a hook that the task does not define."""
     names = {
         name
         for cls in task.__mro__[: task.__mro__.index(MujocoVectorEnv)]

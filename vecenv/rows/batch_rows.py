@@ -190,9 +190,8 @@ class BatchRows(Rows):
             ended = numbers[over]
             self._write_finals(at, infos, ended)
         elif self._resets_next:
-            began = numbers[
-                episodes.next_step[rows].nonzero()
-            ]  # the next step of each of these rows is STEPS or BEGINS
+            # The next step of each of these rows is STEPS or BEGINS.
+            began = numbers[episodes.next_step[rows].nonzero()]
             episodes.next_step[rows] = over  # BEGINS where an episode is over
         if at.last_infos or at.summed_infos:
             self._write_episode_infos(at, infos, np.setdiff1d(numbers, began), numbers[over])

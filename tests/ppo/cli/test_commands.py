@@ -405,7 +405,9 @@ def test_a_run_that_diverged_does_not_say_how_to_resume_it(tmp_path, finished, r
 def test_an_error_before_the_first_checkpoint_does_not_say_how_to_resume(tmp_path, run_here, monkeypatch):
     monkeypatch.setattr("ppo.trainer.Trainer.collect", lambda self: raises(vecenv.WorkerDied("worker 0 died")))
     done = run_here("train", *SMALL, "--logdir", str(tmp_path))
-    assert done.returncode == 1 and done.stderr.startswith("error: worker 0 died\nNothing had been learned yet")
+    assert done.returncode == 1 and done.stderr.startswith(
+        "error: worker 0 died\nThe run ended before its first checkpoint"
+    )
 
 
 @pytest.mark.parametrize("num_workers", ["0", "2"])
