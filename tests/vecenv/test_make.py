@@ -185,6 +185,7 @@ def test_the_workers_of_make_come_from_the_fork_server_that_warm_up_has_started(
         ("CartPole-v1", {"num_workers": 0}, False),
         ("HalfCheetah-v5", {}, False),
         ("HalfCheetah-v5", {"num_workers": 1}, True),
+        ("HalfCheetah-v5", {"render_mode": "rgb_array"}, True),
         ("HalfCheetah-v5", {"backend": "python"}, True),
     ],
 )
