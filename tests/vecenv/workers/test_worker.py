@@ -17,6 +17,7 @@ import pytest
 import vecenv
 from tests.helpers import CountingEnv, counting_fns, process_exists, wait_for_end
 from tests.start_methods import METHODS
+from vecenv.workers import worker
 
 ROOT = Path(__file__).parents[3]
 
@@ -146,6 +147,14 @@ def test_workers_outlive_the_thread_that_started_them_and_exit_by_themselves_whe
     envs.close(timeout=60)
     assert [process.exitcode for process in processes] == [0, 0]
     assert time.monotonic() - began < 50, "the timeout has passed"
+
+
+def test_workers_do_not_end_before_their_parent(monkeypatch):
+    monkeypatch.setattr(worker, "ORPHAN_GRACE_S", 0.0)  # inherited by forks
+    with vecenv.AsyncVectorEnv(counting_fns(1), num_workers=1, context="fork") as envs:
+        envs.reset()
+        time.sleep(0.2)
+        assert envs.step([0])[1].tolist() == [1.0]
 
 
 def test_a_signal_that_reaches_a_forked_worker_does_not_wake_up_its_parent():
