@@ -156,7 +156,7 @@ def test_every_console_script_is_a_function(built):
     parser = configparser.ConfigParser()
     parser.read_string(archive.read(entries).decode())
     scripts = dict(parser["console_scripts"])
-    assert set(scripts) == {"ppo", "vecenv-info"}
+    assert set(scripts) == {"ppo"}
     for name, value in scripts.items():
         assert callable(metadata.EntryPoint(name, value, "console_scripts").load())
 
