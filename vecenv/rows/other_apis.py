@@ -6,6 +6,7 @@ be installed.
 
 from __future__ import annotations
 
+import inspect
 import re
 import traceback
 from typing import Any
@@ -39,6 +40,18 @@ def check_env(env: Any) -> None:
     """
     if not isinstance(env, gym.Env) and (advice := _advice(env)) is not None:
         raise TypeError(advice)
+
+
+def takes_options(env: Any) -> bool:
+    """Returns whether the `reset` of an env without its wrappers has the argument `options`.
+
+    Gymnasium always passes it; SB3 passes it only if options were set, so many envs for SB3 lack it.
+    """
+    try:
+        parameters = inspect.signature(getattr(env, "unwrapped", env).reset).parameters.values()
+    except (AttributeError, TypeError, ValueError):  # not a function that Python defines
+        return True
+    return any(parameter.name == "options" or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 
 def reset_result(env: Any, returned: Any) -> tuple[Any, Any]:

@@ -233,6 +233,64 @@ def test_sb3s_ppo_trains_on_envs_that_are_stepped_in_one_call(name, policy):
     venv.close()
 
 
+class EnvForSB3(gym.Env):
+    """Accepts no options, which SB3 does not pass either unless they are set. Its infos and rewards show the action."""
+
+    observation_space = spaces.Box(-1, 1, (2,))
+
+    def __init__(self, action_space):
+        self.action_space = action_space
+
+    def reset(self, seed=None):
+        super().reset(seed=seed)
+        self._steps = 0
+        return self.np_random.random(2, np.float32), {}
+
+    def step(self, action):
+        self._steps += 1
+        info = {"action": action, "type": str(type(action))}
+        return self.np_random.random(2, np.float32), float(np.sum(action) * 0.1), self._steps % 5 == 0, False, info
+
+
+class Recording(sb3.common.callbacks.BaseCallback):
+    """Keeps what each step returns."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def _on_step(self):
+        self.seen += [(info["type"], np.asarray(info["action"])) for info in self.locals["infos"]]
+        return True
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Discrete(3),
+        spaces.Discrete(3, start=1),
+        spaces.MultiDiscrete([2, 3]),
+        spaces.MultiBinary(3),
+        spaces.Box(-1, 1, (2,)),
+        spaces.Box(-2, 1, (2,), np.float64),
+        spaces.Box(0, 10, (2,), np.int64),
+        spaces.Box(0, 255, (2,), np.uint8),
+    ],
+    ids=str,
+)
+def test_sb3s_ppo_is_the_same_with_every_action_space_and_with_envs_that_accept_no_options(space):
+    found = []
+    for kind in (SubprocVecEnv, DummyVecEnv):
+        venv, recording = kind([lambda: EnvForSB3(space)] * 2), Recording()
+        model = sb3.PPO("MlpPolicy", venv, n_steps=8, batch_size=8, n_epochs=2, seed=1, device="cpu")
+        model.learn(32, callback=recording)
+        venv.close()
+        parameters = [parameter.detach().numpy() for parameter in model.policy.parameters()]
+        found.append((*recording.seen, *parameters))
+    assert len(found[0]) > 32
+    assert_same(*found)
+
+
 def test_dict_observations_and_lists_of_dict_actions_work():
     observed = spaces.Dict({"x": spaces.Box(0, 1, (2,)), "n": spaces.Discrete(3)})
     acted = spaces.Dict({"go": spaces.Discrete(2), "how": spaces.Box(0, 1, (1,))})
