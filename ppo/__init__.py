@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Iterable
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +67,7 @@ def train(
     callbacks: Callback | Iterable[Callback] = (),
     logdir: Path | str = "runs",
     name: str | None = None,
-    init_from: Run | Path | str | None = None,
+    init_from: Run | PathLike[str] | str | None = None,
     collectors: int | None = None,
     cluster: str | None = None,
     progress: bool = True,
@@ -136,7 +137,7 @@ def train(
 
 
 def resume(
-    run: Run | Path | str,
+    run: Run | PathLike[str] | str,
     *,
     total_steps: int | None = None,
     envs: EnvSource = None,
@@ -153,7 +154,7 @@ def resume(
     Returns what `train` returns, and raises the same errors while training.
 
     Args:
-        run: The run folder, or its name in "runs".
+        run: The run folder, its name in "runs", or what `train` returned.
         total_steps: New total of env-steps, including those already taken. None: unchanged.
         envs: The envs, if the run was trained on envs passed to `ppo.train`.
         eval_envs: As for `train`.

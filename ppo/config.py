@@ -427,6 +427,11 @@ Config.__doc__ = f"{Config.__doc__}\n\nAttributes:\n" + "\n".join(
 Config.__init__.__annotations__.update(TYPES)
 
 
+_NOUNS = {bool: "True or False", int: "an integer", float: "a number", str: "a string", type(None): "None"}
+_NOUNS |= {tuple: "a tuple or a list", Mapping: "a dict"}
+"""The values of each type that a setting may have, as error messages name them."""
+
+
 def _typed(name: str, value: Any, hint: Any) -> Any:
     """Converts a value to the type of its field: NumPy scalars to Python numbers, 1e6 to 1000000, lists to tuples.
 
@@ -451,35 +456,45 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
             return int(value)
         if option in (bool, int, str) and type(value) is option:  # isinstance would accept a bool as an int
             return value
-    wanted = " or ".join(getattr(option, "__name__", str(option)) for option in options)
-    raise ConfigError(f"{name}={value!r} is of the wrong type: it must be {wanted}{_instead_of(value, options)}")
+    wanted = " or ".join(_NOUNS[typing.get_origin(option) or option] for option in options)
+    raise ConfigError(f"{name}={value!r} is of the wrong type: it must be {wanted}{_instead_of(name, value, options)}")
 
 
-def _instead_of(value: Any, options: tuple[Any, ...]) -> str:
+def _instead_of(setting: str, value: Any, options: tuple[Any, ...]) -> str:
     """Returns what to write instead of a function or a class, which has no form in JSON."""
     if not callable(value):
         return ""
     if float in options:
-        return ". Only learning_rate and entropy_coef (lr_schedule) and gamma (final_gamma) have a schedule"
+        return ", not a function. lr_schedule applies to learning_rate and entropy_coef, and final_gamma to gamma"
     module, name = getattr(value, "__module__", None) or "", getattr(value, "__qualname__", "<unnamed>")
     named = name if module.startswith("gymnasium.wrappers") else f"{module}:{name}"
-    return f". Write its name, '{named if '<' not in name else 'module:name'}'" if str in options else ""
+    hint = f". Write its name, '{named if '<' not in name else 'module:name'}'" if str in options else ""
+    return f"{hint}, or pass a function that makes an env as `envs`" if setting == "env" else hint
 
 
 _SB3 = {
     "n_timesteps": "total_steps",
     "vf_coef": "value_coef, which is twice as large",
     "target_kl": "kl_limit",
-    "clip_range_vf": "none",
+    "reset_num_timesteps": "ppo.resume",
+    "features_extractor_class": "network",
+    "features_extractor_kwargs": "network",
+    "clip_obs": "observation_clip",
+    "norm_obs": "normalize_observations",
+    "norm_reward": "normalize_rewards",
     "net_arch": "policy_layers and value_layers",
     "log_std_init": "initial_log_std",
     "policy": "network, for networks of your own",
-    "policy_kwargs": "policy_layers, value_layers, activation and initial_log_std",
+    "policy_kwargs": "policy_layers, value_layers, activation, initial_log_std and network",
     "eval_freq": "eval_interval, in env-steps of all envs",
     "save_freq": "checkpoint_interval, in env-steps of all envs",
+    "log_interval": "report_interval, in env-steps of all envs",
     "verbose": "the argument `progress` of ppo.train",
+    "tensorboard_log": "the argument `logdir` of ppo.train",
 }
 """The counterparts of SB3's names whose nearest setting is another one."""
+_NOT_IN_PPO = ("clip_range_vf", "use_sde", "sde_sample_freq", "device")
+"""SB3's names without a counterpart."""
 
 _construct = Config.__init__
 
@@ -491,7 +506,9 @@ def _init(self: Config, *args: Any, **settings: Any) -> None:
         near = difflib.get_close_matches(unknown, SETTINGS, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         if unknown in _SB3:
-            hint = f" Its counterpart: {_SB3[unknown]} (docs/coming-from-sb3.md)."
+            hint = f" Its counterpart is {_SB3[unknown]} (docs/coming-from-sb3.md)."
+        elif unknown in _NOT_IN_PPO:
+            hint = " It has no counterpart (docs/coming-from-sb3.md)."
         raise TypeError(f"Config has no setting {unknown!r}.{hint} `ppo train --help` lists all settings.")
     _construct(self, *args, **settings)
 

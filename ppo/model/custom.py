@@ -43,7 +43,15 @@ class CustomNetwork(tf.Module):
     def __init__(self, name: str, observations: Observations, num_outputs: int, *, seed: int):
         super().__init__(name="custom_network")
         self._nested: Callable[[Inputs], Any] = observations.nested
-        returned = _function(name)(self._nested(observations.specs), num_outputs, seed)
+        function = _function(name)
+        try:
+            returned = function(self._nested(observations.specs), num_outputs, seed)
+        except Exception as error:
+            error.add_note(
+                f"raised by {name}, which is called as function(inputs, num_outputs, seed). `inputs` are TensorSpecs, "
+                "from which keras.Input(inputs.shape[1:]) makes a layer (docs/custom-networks.md)."
+            )
+            raise
         networks = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned,)
         if not all(map(callable, networks)):
             raise ConfigError(

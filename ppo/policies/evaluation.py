@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -358,7 +358,7 @@ def _kinds(space: gym.Space) -> dict[tuple, dict[str, Any]]:
 
 
 def evaluate_run(
-    run: Run | Path | str, episodes: int, *, checkpoint: str | int = LATEST, seed: int | None = None,
+    run: Run | PathLike[str] | str, episodes: int, *, checkpoint: str | int = LATEST, seed: int | None = None,
     deterministic: bool = True, envs: EnvSource = None, trust_modules: bool = False,
     warn: Callable[[str], None] = print,
 ) -> Evaluation:  # fmt: skip
@@ -393,7 +393,7 @@ def evaluate_run(
 
 
 def load_players(
-    run: Run | Path | str, episodes: int, *, checkpoint: str | int = LATEST, seed: int | None = None,
+    run: Run | PathLike[str] | str, episodes: int, *, checkpoint: str | int = LATEST, seed: int | None = None,
     deterministic: bool = True, envs: EnvSource = None, trust_modules: bool = False,
     warn: Callable[[str], None] = print,
 ) -> Players:  # fmt: skip

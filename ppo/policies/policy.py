@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from pathlib import Path
+from os import PathLike
 from typing import Any
 
 import gymnasium as gym
@@ -193,13 +193,21 @@ class Policy:
         return batch, not rank, self.memory
 
     def _leaf(self, observations: Any, path: tuple) -> np.ndarray:
+        returned = isinstance(observations, tuple) and len(observations) == 2 and isinstance(observations[1], dict)
+        hint = ". `reset` returns a tuple of observations and infos: pass only its first element" if returned else ""
         try:
             values = pick(observations, path)
         except (KeyError, IndexError, TypeError) as error:
-            raise ValueError(f"{name_of('observations', path)} is missing, but the networks read it") from error
-        given = np.asarray(values)
+            name = name_of("observations", path)
+            raise ValueError(
+                f"{name} is missing, but the networks read it: pass observations in {self.observation_space}{hint}"
+            ) from error
+        try:
+            given = np.asarray(values)
+        except ValueError as error:
+            raise ValueError(f"{name_of('observations', path)} is no array of numbers{hint}") from error
         if given.dtype.kind not in "biuf":
-            raise ValueError(f"{name_of('observations', path)} has dtype {given.dtype}, which is not numeric")
+            raise ValueError(f"{name_of('observations', path)} has dtype {given.dtype}, which is not numeric{hint}")
         return given
 
     def _fitted(self, given: np.ndarray, path: tuple) -> np.ndarray:
@@ -232,14 +240,18 @@ def _unpickled(
 
 
 def load_policy(
-    run: Run | Path | str, *, checkpoint: str | int = LATEST, group: str | None = None, trust_modules: bool = False
+    run: Run | PathLike[str] | str,
+    *,
+    checkpoint: str | int = LATEST,
+    group: str | None = None,
+    trust_modules: bool = False,
 ) -> Policy:
     """Returns the policy of a run's newest checkpoint, or of another one.
 
     The env does not need to be installed. Nothing is unpickled.
 
     Args:
-        run: The run folder, or its name in "runs".
+        run: The run folder, its name in "runs", or what `train` returned.
         checkpoint: "latest"; "best" for the checkpoint with the highest mean return of an evaluation; or the number of
             env-steps of a checkpoint that is kept.
         group: The group of agents whose policy to load; None if the run has one policy.

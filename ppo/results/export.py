@@ -13,6 +13,7 @@ import re
 import shutil
 import zipfile
 from collections.abc import Callable, Collection, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -190,7 +191,7 @@ def _names(
 
 
 def export(
-    run: Run | Path | str, folder: Path | str, format: Format, *, checkpoint: str | int = LATEST,
+    run: Run | PathLike[str] | str, folder: Path | str, format: Format, *, checkpoint: str | int = LATEST,
     group: str | None = None, trust_modules: bool = False, warn: Callable[[str], None] = print,
 ) -> tuple[Path, float]:  # fmt: skip
     """Exports the policy of a run's checkpoint, and compares the two on random observations.

@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -113,7 +114,7 @@ class VideoOptions:
 
 
 def record_run(
-    run: Run | Path | str, folder: Path | str, episodes: int, *, checkpoint: str | int = "latest",
+    run: Run | PathLike[str] | str, folder: Path | str, episodes: int, *, checkpoint: str | int = "latest",
     seed: int | None = None, deterministic: bool = True, envs: EnvSource = None, trust_modules: bool = False,
     warn: Callable[[str], None] = print, **options: Any,
 ) -> tuple[list[Path], Evaluation]:  # fmt: skip
@@ -327,7 +328,7 @@ class _Recorder(gym.Wrapper):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Resets the env and starts the next recording."""
-        result = self.env.reset(seed=seed, options=options)
+        result = self.env.reset(seed=seed, **({} if options is None else {"options": options}))
         self._finish()
         self._file, self._steps = None, 0
         if len(self.files) < self._episodes:

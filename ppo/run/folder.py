@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ class Run:
         return run
 
     @classmethod
-    def open(cls, path: Run | Path | str, logdir: Path | str = "runs", *, trust_modules: bool = False) -> Run:
+    def open(cls, path: Run | PathLike[str] | str, logdir: Path | str = "runs", *, trust_modules: bool = False) -> Run:
         """Opens a run folder, given its path or its name in `logdir`. An open run that is trusted stays trusted.
 
         Every function and command that reads a run begins here. Raises RunError if there is no such run, or if its
@@ -151,7 +152,8 @@ class Run:
         if fixed := [name for name in changed if name not in RESUMABLE]:
             raise ConfigError(
                 f"a resumed run keeps its settings, but {', '.join(fixed)} would change. "
-                f"These may change: {', '.join(RESUMABLE)}. To change another setting, start a new run."
+                f"These may change: {', '.join(RESUMABLE)}. To change another setting, start a new run, with "
+                "init_from=RUN (--init-from RUN) to keep what this one has learned."
             )
         self.check_begun()
 

@@ -85,7 +85,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended.
+    """How a run ended. Functions that take the path of a run take a `Result`, too.
 
     Attributes:
         path: The run folder.
@@ -100,6 +100,9 @@ class Result:
     evaluation: Evaluation | None
     signal: int | None = None
     stopped: str | None = None
+
+    def __fspath__(self) -> str:
+        return str(self.path)
 
     @property
     def interrupted(self) -> bool:

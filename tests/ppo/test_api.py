@@ -320,7 +320,7 @@ SETTINGS = {
 def test_a_loaded_policy_equals_the_evaluated_policy(tmp_path, env_id):
     config = dataclasses.replace(CONFIG, env=env_id, eval_interval=None, total_steps=320, **SETTINGS[env_id])
     result = ppo.train(config, logdir=tmp_path)
-    policy = ppo.load_policy(result.path)
+    policy = ppo.load_policy(result)
     env = gym.make(env_id)
     assert policy.action_space == env.action_space
     returns = []

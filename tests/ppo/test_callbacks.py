@@ -168,6 +168,9 @@ def test_a_method_that_training_never_calls_is_a_warning():
     message = "never calls _on_training_start, on_step of Wrong: it calls only on_status, on_start, on_update"
     with pytest.warns(UserWarning, match=message):
         checked([Wrong()])
+    Wrong._on_step = Wrong.on_step
+    with pytest.warns(UserWarning, match="it calls only on_status, .*SB3's _on_step is called per step, on_update per"):
+        checked([Wrong()])
 
 
 @pytest.mark.parametrize("method", CALLS)

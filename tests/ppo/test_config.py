@@ -52,11 +52,14 @@ from ppo.presets import PRESETS
         ),
         ({"wrappers": ("mine:NormalizeReward", "mine:")}, "wrappers: 'mine:' names no wrapper"),
         ({"wrappers": "Name"}, "wrappers='Name' is of the wrong type"),
-        ({"wrappers": (Counter,)}, "it must be str. Write its name, 'collections:Counter'"),
-        ({"wrappers": [gym.wrappers.TimeLimit]}, "it must be str. Write its name, 'TimeLimit'"),
-        ({"network": json.dumps}, "it must be str or NoneType. Write its name, 'json:dumps'"),
-        ({"network": lambda: 0}, "Write its name, 'module:name'"),
-        ({"learning_rate": lambda left: 1e-3 * left}, "it must be float. Only .* have a schedule"),
+        ({"wrappers": (Counter,)}, "it must be a string. Write its name, 'collections:Counter'"),
+        ({"wrappers": [gym.wrappers.TimeLimit]}, "it must be a string. Write its name, 'TimeLimit'"),
+        ({"network": json.dumps}, "it must be a string or None. Write its name, 'json:dumps'"),
+        ({"network": lambda: 0}, "Write its name, 'module:name'$"),
+        ({"env": lambda: 0}, "Write its name, 'module:name', or pass a function that makes an env as `envs`"),
+        ({"seed": None}, "it must be an integer$"),
+        ({"policy_layers": 64}, "it must be a tuple or a list$"),
+        ({"learning_rate": lambda left: 1e-3 * left}, "it must be a number, not a function. lr_schedule applies to"),
         ({"critic_keys": (1,)}, "critic_keys=1 is of the wrong type"),
     ],
 )
@@ -218,11 +221,21 @@ def test_the_error_for_an_unknown_setting_names_the_nearest_one(name, near):
 
 @pytest.mark.parametrize(
     ("name", "counterpart"),
-    [("target_kl", "kl_limit"), ("log_std_init", "initial_log_std"), ("n_timesteps", "total_steps")],
+    [
+        ("target_kl", "kl_limit"),
+        ("log_std_init", "initial_log_std"),
+        ("n_timesteps", "total_steps"),
+        ("log_interval", "report_interval, in env-steps of all envs"),
+    ],
 )
 def test_the_error_for_a_name_of_sb3_names_the_counterpart_and_not_the_nearest_setting(name, counterpart):
-    with pytest.raises(TypeError, match=f"no setting '{name}'. Its counterpart: {counterpart} \\(docs/coming"):
+    with pytest.raises(TypeError, match=f"no setting '{name}'. Its counterpart is {counterpart} \\(docs/coming"):
         Config(**{name: 1})
+
+
+def test_the_error_for_a_name_of_sb3_without_a_counterpart_says_so():
+    with pytest.raises(TypeError, match=r"no setting 'clip_range_vf'\. It has no counterpart"):
+        Config(clip_range_vf=0.2)
 
 
 @pytest.mark.parametrize(

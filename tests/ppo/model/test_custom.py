@@ -202,6 +202,24 @@ def no_values(inputs, num_outputs, seed):
     return keras.Sequential([keras.Input(inputs.shape[1:]), keras.layers.Dense(num_outputs)])
 
 
+def takes_no_seed(inputs, num_outputs):
+    raise AssertionError("never called")
+
+
+def calls_a_layer(inputs, num_outputs, seed):
+    import keras
+
+    return keras.layers.Dense(num_outputs)(inputs)
+
+
+@pytest.mark.parametrize("network", ["takes_no_seed", "calls_a_layer"])
+def test_an_error_in_the_function_of_a_network_says_how_it_is_called(network):
+    with pytest.raises((TypeError, ValueError)) as caught:
+        agent_of(network)
+    (note,) = caught.value.__notes__
+    assert f":{network}, which is called as function(inputs, num_outputs, seed)" in note and "TensorSpecs" in note
+
+
 @pytest.mark.parametrize(
     ("network", "message"),
     [

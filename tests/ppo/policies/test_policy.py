@@ -256,6 +256,15 @@ def test_observations_that_do_not_fit_their_space_are_an_error(load):
     assert load(spaces.Discrete(2), spaces.MultiBinary(3))([True, False, True]) in (0, 1)
 
 
+@pytest.mark.parametrize("space", [SEEN, spaces.Discrete(3), spaces.Dict(x=SEEN)])
+def test_the_error_for_what_reset_returns_says_to_pass_its_first_element(load, space):
+    with pytest.raises(ValueError, match="`reset` returns a tuple of observations and infos: pass only its first"):
+        load(spaces.Discrete(2), space)((space.sample(), {}))
+    if isinstance(space, spaces.Dict):
+        with pytest.raises(ValueError, match=r"is missing.*: pass observations in Dict\('x': Box.*\)$"):
+            load(spaces.Discrete(2), space)(ONE)
+
+
 def test_the_return_scale_of_a_run_is_in_its_checkpoint(tmp_path):
     scales = []
 

@@ -15,6 +15,7 @@ import ppo
 from ppo import Config, Run, RunError, evaluate_run, record_run
 from ppo import export as write_export
 from ppo.run.modules import modules_of
+from ppo.run.scores import Result
 from tests.ppo.runs import command, untrained_run, with_reports
 
 EVIL = """
@@ -237,6 +238,7 @@ READ = ["spaces.json", "versions.json", "evaluation.json", "metrics.jsonl", "ori
 OTHER_READERS = {
     "plot": lambda run, trust: command("plot", [str(run)]),
     "init_from": lambda run, trust: ppo.train(ppo.Config(), init_from=run, logdir=run.parent),
+    "the result of a run": lambda run, trust: ppo.load_policy(Result(run, env_steps=0, evaluation=None)),
     "evaluate an open run": lambda run, trust: evaluate_run(Run(run, trust_modules=trust), 1),
 }
 
