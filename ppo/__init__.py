@@ -91,10 +91,10 @@ def train(
         callbacks: Called after updates, evaluations and checkpoints, and at the end.
         logdir: Folder for run folders.
         name: Name of the run folder after its timestamp. None: the env id, or "train" if `envs` is given.
-        init_from: Run folder, or its name in `logdir`, whose newest checkpoint gives the initial networks and
-            normalizers. The spaces, the settings of the networks, normalize_observations and normalize_rewards must
-            match. Old statistics of observations have the weight of ten rollouts at most. The scale of rewards, the
-            optimizer and the step count start from scratch.
+        init_from: Run folder, its name in `logdir`, or the result of a run. Its newest checkpoint gives the initial
+            networks and normalizers. The spaces, the settings of the networks, normalize_observations and
+            normalize_rewards must match. Old statistics of observations have the weight of ten rollouts at most. The
+            scale of rewards, the optimizer and the step count start from scratch.
         collectors: Number of collectors on Ray, among which the envs are divided (docs/cluster.md). None: this process
             and its workers step the envs.
         cluster: Address of the Ray cluster of the collectors, "host:port" or "auto". None: the variable RAY_ADDRESS, or

@@ -135,7 +135,11 @@ def checked(callbacks: Callback | Iterable[Callback]) -> list[Callback]:
         known = _PARAMETERS.keys()
         if unknown := sorted(name for name in dir(one) if name.startswith(("on_", "_on_")) and name not in known):
             message = f"training never calls {', '.join(unknown)} of {type(one).__name__}: it calls only "
-            hint = ". SB3's _on_step is called per step, on_update per update" if "_on_step" in unknown else ""
+            hint = (
+                ". SB3 calls _on_step after every step, ppo calls on_update after every update"
+                if "_on_step" in unknown
+                else ""
+            )
             warnings.warn(message + ", ".join(_PARAMETERS) + hint, stacklevel=3)
     return given
 

@@ -427,11 +427,6 @@ Config.__doc__ = f"{Config.__doc__}\n\nAttributes:\n" + "\n".join(
 Config.__init__.__annotations__.update(TYPES)
 
 
-_NOUNS = {bool: "True or False", int: "an integer", float: "a number", str: "a string", type(None): "None"}
-_NOUNS |= {tuple: "a tuple or a list", Mapping: "a dict"}
-"""The values of each type that a setting may have, as error messages name them."""
-
-
 def _typed(name: str, value: Any, hint: Any) -> Any:
     """Converts a value to the type of its field: NumPy scalars to Python numbers, 1e6 to 1000000, lists to tuples.
 
@@ -441,7 +436,9 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
     value = value.item() if hasattr(value, "item") and not getattr(value, "shape", ()) else value
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     for option in options:
-        if typing.get_origin(option) is Literal or (value is None and option is type(None)):
+        if value is None and option is type(None):
+            return value
+        if typing.get_origin(option) is Literal and isinstance(value, str):
             return value
         if typing.get_origin(option) is tuple and isinstance(value, (list, tuple)):
             return tuple(_typed(name, item, typing.get_args(option)[0]) for item in value)
@@ -456,45 +453,67 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
             return int(value)
         if option in (bool, int, str) and type(value) is option:  # isinstance would accept a bool as an int
             return value
-    wanted = " or ".join(_NOUNS[typing.get_origin(option) or option] for option in options)
+    wanted = " or ".join(map(_noun, options))
     raise ConfigError(f"{name}={value!r} is of the wrong type: it must be {wanted}{_instead_of(name, value, options)}")
 
 
+def _noun(option: Any) -> str:
+    """Returns what error messages call the values of a type."""
+    kind, arguments = typing.get_origin(option), typing.get_args(option)
+    if kind is Literal:
+        return " or ".join(map(repr, arguments))
+    if kind is tuple:
+        return f"a tuple or list of {'integers' if arguments[0] is int else 'strings'}"
+    nouns = {bool: "True or False", int: "an integer", float: "a number", str: "a string", Mapping: "a dict"}
+    return nouns.get(kind or option, "None")
+
+
 def _instead_of(setting: str, value: Any, options: tuple[Any, ...]) -> str:
-    """Returns what to write instead of a function or a class, which has no form in JSON."""
-    if not callable(value):
-        return ""
-    if float in options:
-        return ", not a function. lr_schedule applies to learning_rate and entropy_coef, and final_gamma to gamma"
-    module, name = getattr(value, "__module__", None) or "", getattr(value, "__qualname__", "<unnamed>")
-    named = name if module.startswith("gymnasium.wrappers") else f"{module}:{name}"
-    hint = f". Write its name, '{named if '<' not in name else 'module:name'}'" if str in options else ""
-    return f"{hint}, or pass a function that makes an env as `envs`" if setting == "env" else hint
+    """Returns what to write instead of an object that has no form in JSON: an env, a function or a class."""
+    if float in options and callable(value):
+        return ". Only learning_rate and entropy_coef (lr_schedule) and gamma (final_gamma) have a schedule"
+    hint = ""
+    if str in options and callable(value):
+        module, name = getattr(value, "__module__", None) or "", getattr(value, "__qualname__", "<unnamed>")
+        named = name if module.startswith("gymnasium.wrappers") else f"{module}:{name}"
+        hint = f". Write its name, '{named if '<' not in name else 'module:name'}'"
+    functions = ". A function that makes an env can be passed to ppo.train(config, envs=FUNCTION)"
+    return hint + functions if setting == "env" and value is not None else hint
 
 
 _SB3 = {
     "n_timesteps": "total_steps",
     "vf_coef": "value_coef, which is twice as large",
     "target_kl": "kl_limit",
-    "reset_num_timesteps": "ppo.resume",
-    "features_extractor_class": "network",
-    "features_extractor_kwargs": "network",
-    "clip_obs": "observation_clip",
-    "norm_obs": "normalize_observations",
-    "norm_reward": "normalize_rewards",
     "net_arch": "policy_layers and value_layers",
     "log_std_init": "initial_log_std",
     "policy": "network, for networks of your own",
     "policy_kwargs": "policy_layers, value_layers, activation, initial_log_std and network",
+    "features_extractor_class": "network",
+    "features_extractor_kwargs": "network",
+    "norm_obs": "normalize_observations",
+    "norm_reward": "normalize_rewards",
+    "clip_obs": "observation_clip",
     "eval_freq": "eval_interval, in env-steps of all envs",
     "save_freq": "checkpoint_interval, in env-steps of all envs",
     "log_interval": "report_interval, in env-steps of all envs",
-    "verbose": "the argument `progress` of ppo.train",
+    "reset_num_timesteps": "ppo.resume",
     "tensorboard_log": "the argument `logdir` of ppo.train",
+    "verbose": "the argument `progress` of ppo.train",
+    "device": "the variable CUDA_VISIBLE_DEVICES",
+    **dict.fromkeys(
+        [
+            "clip_range_vf",
+            "use_sde",
+            "sde_sample_freq",
+            "clip_reward",
+            "normalize_images",
+            "optimizer_class",
+            "optimizer_kwargs",
+        ]
+    ),
 }
-"""The counterparts of SB3's names whose nearest setting is another one."""
-_NOT_IN_PPO = ("clip_range_vf", "use_sde", "sde_sample_freq", "device")
-"""SB3's names without a counterpart."""
+"""The counterparts of SB3's names whose nearest setting is another one, or None if there is none."""
 
 _construct = Config.__init__
 
@@ -506,9 +525,8 @@ def _init(self: Config, *args: Any, **settings: Any) -> None:
         near = difflib.get_close_matches(unknown, SETTINGS, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         if unknown in _SB3:
-            hint = f" Its counterpart is {_SB3[unknown]} (docs/coming-from-sb3.md)."
-        elif unknown in _NOT_IN_PPO:
-            hint = " It has no counterpart (docs/coming-from-sb3.md)."
+            counterpart = _SB3[unknown]
+            hint = f" Its counterpart is {counterpart}." if counterpart else " ppo has no counterpart."
         raise TypeError(f"Config has no setting {unknown!r}.{hint} `ppo train --help` lists all settings.")
     _construct(self, *args, **settings)
 

@@ -48,8 +48,8 @@ class CustomNetwork(tf.Module):
             returned = function(self._nested(observations.specs), num_outputs, seed)
         except Exception as error:
             error.add_note(
-                f"raised by {name}, which is called as function(inputs, num_outputs, seed). `inputs` are TensorSpecs, "
-                "from which keras.Input(inputs.shape[1:]) makes a layer (docs/custom-networks.md)."
+                f"raised by {name}, which is called as function(inputs, num_outputs, seed). `inputs` holds "
+                "TensorSpecs, not tensors: keras.Input(spec.shape[1:]) makes an input of one (docs/custom-networks.md)."
             )
             raise
         networks = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned,)

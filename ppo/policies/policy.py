@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import tensorflow as tf
+from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
 from ppo.model.agent import HOST, Agent, batch_specs
@@ -193,19 +194,19 @@ class Policy:
         return batch, not rank, self.memory
 
     def _leaf(self, observations: Any, path: tuple) -> np.ndarray:
-        returned = isinstance(observations, tuple) and len(observations) == 2 and isinstance(observations[1], dict)
-        hint = ". `reset` returns a tuple of observations and infos: pass only its first element" if returned else ""
+        hint = ""
+        if isinstance(observations, tuple) and not isinstance(self.observation_space, spaces.Tuple):
+            hint = ". `reset` and `step` return tuples: pass only the observation, their first element"
         try:
             values = pick(observations, path)
         except (KeyError, IndexError, TypeError) as error:
-            name = name_of("observations", path)
-            raise ValueError(
-                f"{name} is missing, but the networks read it: pass observations in {self.observation_space}{hint}"
-            ) from error
+            raise ValueError(f"{name_of('observations', path)} is missing, but the networks need it{hint}") from error
         try:
             given = np.asarray(values)
         except ValueError as error:
-            raise ValueError(f"{name_of('observations', path)} is no array of numbers{hint}") from error
+            raise ValueError(
+                f"{name_of('observations', path)} cannot be converted to an array: {error}{hint}"
+            ) from error
         if given.dtype.kind not in "biuf":
             raise ValueError(f"{name_of('observations', path)} has dtype {given.dtype}, which is not numeric{hint}")
         return given

@@ -152,8 +152,8 @@ class Run:
         if fixed := [name for name in changed if name not in RESUMABLE]:
             raise ConfigError(
                 f"a resumed run keeps its settings, but {', '.join(fixed)} would change. "
-                f"These may change: {', '.join(RESUMABLE)}. To change another setting, start a new run, with "
-                "init_from=RUN (--init-from RUN) to keep what this one has learned."
+                f"These may change: {', '.join(RESUMABLE)}. To change another setting, start a new run; "
+                "init_from=RUN (--init-from RUN) starts it with the networks of this one, if their settings are equal."
             )
         self.check_begun()
 

@@ -109,7 +109,7 @@ class EnvStates:
         except Exception as error:  # an env's exception must not prevent the checkpoint
             reason = in_one_line(error)
             self._warn_once(
-                "checkpoints do not hold the states of the envs at present, so a resumed run begins new episodes",
+                "for now, checkpoints do not hold the states of the envs, so a resumed run begins new episodes",
                 reason,
             )
             never = isinstance(error, vecenv.NotRestorable) and not isinstance(error, vecenv.NotRestorableNow)

@@ -85,7 +85,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended. Functions that take the path of a run take a `Result`, too.
+    """How a run ended. The functions that read a run accept it instead of the path of the run.
 
     Attributes:
         path: The run folder.

@@ -56,10 +56,15 @@ from ppo.presets import PRESETS
         ({"wrappers": [gym.wrappers.TimeLimit]}, "it must be a string. Write its name, 'TimeLimit'"),
         ({"network": json.dumps}, "it must be a string or None. Write its name, 'json:dumps'"),
         ({"network": lambda: 0}, "Write its name, 'module:name'$"),
-        ({"env": lambda: 0}, "Write its name, 'module:name', or pass a function that makes an env as `envs`"),
+        (
+            {"env": lambda: 0},
+            r"Write its name, 'module:name'\. A function .* can be passed to ppo\.train\(config, envs=",
+        ),
+        ({"env": gym.Env()}, r"it must be a string\. A function that makes an env can be passed"),
+        ({"cnn": np.arange(3)}, "it must be 'nature' or 'impala' or 'small'$"),
         ({"seed": None}, "it must be an integer$"),
-        ({"policy_layers": 64}, "it must be a tuple or a list$"),
-        ({"learning_rate": lambda left: 1e-3 * left}, "it must be a number, not a function. lr_schedule applies to"),
+        ({"policy_layers": 64}, "it must be a tuple or list of integers$"),
+        ({"learning_rate": lambda left: 1e-3 * left}, r"it must be a number\. Only .* have a schedule"),
         ({"critic_keys": (1,)}, "critic_keys=1 is of the wrong type"),
     ],
 )
@@ -229,12 +234,12 @@ def test_the_error_for_an_unknown_setting_names_the_nearest_one(name, near):
     ],
 )
 def test_the_error_for_a_name_of_sb3_names_the_counterpart_and_not_the_nearest_setting(name, counterpart):
-    with pytest.raises(TypeError, match=f"no setting '{name}'. Its counterpart is {counterpart} \\(docs/coming"):
+    with pytest.raises(TypeError, match=f"no setting '{name}'. Its counterpart is {counterpart}\\."):
         Config(**{name: 1})
 
 
 def test_the_error_for_a_name_of_sb3_without_a_counterpart_says_so():
-    with pytest.raises(TypeError, match=r"no setting 'clip_range_vf'\. It has no counterpart"):
+    with pytest.raises(TypeError, match=r"no setting 'clip_range_vf'\. ppo has no counterpart\."):
         Config(clip_range_vf=0.2)
 
 

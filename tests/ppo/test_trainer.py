@@ -721,7 +721,7 @@ def test_checkpoints_hold_env_states_again_once_they_can_be_saved(tmp_path, fail
     run_training(config, Run.create(tmp_path, "once", config), Callbacks([Counts(), notes]), envs=envs)
     assert states == [True, False, True, True, True]
     (warning,) = notes.warnings
-    assert warning.startswith("checkpoints do not hold the states of the envs at present, so a resumed run")
+    assert warning.startswith("for now, checkpoints do not hold the states of the envs, so a resumed run")
 
 
 @pytest.mark.parametrize(

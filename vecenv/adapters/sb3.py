@@ -61,6 +61,7 @@ class VecEnvAdapter(VecEnv):
                 f"the vector env's autoreset_mode is {envs.autoreset_mode}, but SB3 needs SAME_STEP: {build}"
             )
         self.envs = envs
+        envs._actions.same_kind = False  # SB3's PPO sends floats for MultiBinary and for Boxes of integers
         self._batched = isinstance(envs.env_fns, Batched)  # whether there are no single envs
         self._actions: np.ndarray | None = None  # held from step_async to step_wait for a SyncVectorEnv
         observed = enclosing(envs.single_observation_space, envs.observation_space)

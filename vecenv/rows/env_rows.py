@@ -31,7 +31,7 @@ from vecenv.rows.messages import (
 from vecenv.rows.observations import Write, observation_writer
 from vecenv.rows.other_apis import advice_on, check_env, reset_result, takes_options
 from vecenv.rows.rows import Rows, Slot
-from vecenv.state.envs import check_classes, restore, state_of
+from vecenv.state.envs import check_classes, layers_of, restore, state_of
 from vecenv.tree import Path
 
 
@@ -69,7 +69,7 @@ class EnvRows(Rows):
         self._observation_space = env.observation_space
         self._clip = clipper(env.action_space) if options.clip_actions else None
         self._action_space = unbounded(env.action_space) if options.clip_actions else env.action_space
-        self._takes_options = [takes_options(env) for env in self.envs]
+        self._takes_options = [all(map(takes_options, layers_of(env))) for env in self.envs]
         for i, env in enumerate(self.envs if self._taken_over else ()):
             self._guarded(i, "reset", env.reset)  # `call` and `apply` may use the env before its next step
         spaces: list[EnvSpaces] = []
@@ -92,7 +92,7 @@ class EnvRows(Rows):
         infos: list[tuple[int, dict[str, Any]]] = []
         for i in rows:
             try:
-                given = {} if command.options is None and not self._takes_options[i] else {"options": options()}
+                given = {} if not command.options and not self._takes_options[i] else {"options": options()}
                 observation, info = self._reset(i, seed=command.seeds[i], **given)
                 at.write(i, observation)
             except BaseException as error:

@@ -42,13 +42,14 @@ def check_env(env: Any) -> None:
         raise TypeError(advice)
 
 
-def takes_options(env: Any) -> bool:
-    """Returns whether the `reset` of an env without its wrappers has the argument `options`.
+def takes_options(layer: Any) -> bool:
+    """Returns whether the `reset` of an env or a wrapper accepts `options`.
 
-    Gymnasium always passes it; SB3 passes it only if options were set, so many envs for SB3 lack it.
+    Gymnasium's vector envs pass them to the first reset, but SB3's only if they were set, so envs written for SB3 may
+    not accept them.
     """
     try:
-        parameters = inspect.signature(getattr(env, "unwrapped", env).reset).parameters.values()
+        parameters = inspect.signature(layer.reset).parameters.values()
     except (AttributeError, TypeError, ValueError):  # not a function that Python defines
         return True
     return any(parameter.name == "options" or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
@@ -66,6 +67,8 @@ def advice_on(error: BaseException) -> str | None:
     """Returns what to do about an error that a method of the old API causes in its caller, or None for other errors."""
     if not isinstance(error, TypeError | ValueError) or not _OF_OLD_API.search(str(error)):
         return None
+    if str(error).endswith("reset() got an unexpected keyword argument 'options'"):
+        return "Gymnasium calls reset(seed=..., options=...): add the argument options=None to the env's reset."
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     if frame.f_code.co_name == "env_data_reuse_passive_checker":  # a wrapper has called `reset` again after it raised
         return "To call `reset` again after it has raised, make the env with disable_env_checker=True."

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium import Space, spaces
+from gymnasium import Space
 
 from vecenv import tree
 from vecenv.memory import layout
@@ -14,13 +14,18 @@ from vecenv.tree import Path
 
 
 class ActionWriter:
-    """Checks batches of actions, and writes them to memory. `space` is the action space of one env."""
+    """Checks batches of actions, and writes them to memory. `space` is the action space of one env.
+
+    Attributes:
+        same_kind: Whether numbers of another kind, such as floats for a Discrete space, are an error. Otherwise, they
+            reach the envs as they are.
+    """
 
     def __init__(self, space: Space, arrays: Mapping[Path, np.ndarray]):
         self._space = space
         self._num_envs = arrays[layout.REWARD].shape[1]
-        # Looked up once, because every step needs them: path, name, memory or None for an object leaf, dtype, shape,
-        # and whether the leaf takes numbers of any kind. SB3 has floats for MultiBinary and for a Box of integers.
+        self.same_kind = True
+        # Looked up once, because every step needs them: path, name, memory or None for an object leaf, dtype, shape.
         self._leaves = [
             (
                 path,
@@ -28,11 +33,10 @@ class ActionWriter:
                 arrays[(layout.ACTION, *path)] if tree.is_fixed(leaf) else None,
                 np.dtype(leaf.dtype) if tree.is_fixed(leaf) else None,
                 tuple(leaf.shape or ()),
-                isinstance(leaf, spaces.Box | spaces.MultiBinary),
             )
             for path, leaf in tree.leaves(space)
         ]
-        self._all_fixed = all(array is not None for _, _, array, *_ in self._leaves)
+        self._all_fixed = all(array is not None for _, _, array, _, _ in self._leaves)
 
     def put(self, actions: Any, slot: int, env_ids: Sequence[int] | None = None) -> Any:
         """Checks a batch of actions for `env_ids`, or all envs, and writes it to a slot.
@@ -43,13 +47,12 @@ class ActionWriter:
 
         Raises:
             ValueError: If the shape is wrong, or an action is NaN, in which case the message names the env.
-            TypeError: If a scalar is passed, or the dtype is of another kind, such as floats for a Discrete space. Box
-                and MultiBinary take numbers of any kind, as in Gymnasium.
+            TypeError: If a scalar is passed, or the dtype is of another kind, such as floats for a Discrete space.
         """
         count = self._num_envs if env_ids is None else len(env_ids)
         checked: list[Any] = []
         fits = self._all_fixed
-        for path, name, _, dtype, shape, any_kind in self._leaves:
+        for path, name, _, dtype, shape in self._leaves:
             batch = _pick(actions, path, name) if path else actions
             if dtype is None:
                 if len(batch) != count:
@@ -66,7 +69,8 @@ class ActionWriter:
                     f"need {(count, *shape)}"
                 )
             if batch.dtype is not dtype and batch.dtype != dtype:
-                if not (np.can_cast(batch.dtype, dtype, "same_kind") or (any_kind and batch.dtype.kind in "biuf")):
+                refused = self.same_kind or batch.dtype.kind not in "biuf"
+                if refused and not np.can_cast(batch.dtype, dtype, "same_kind"):
                     raise TypeError(f"{name} has dtype {batch.dtype}, but the action space needs {dtype}: convert it")
                 fits = False
             if batch.dtype.kind == "f" and np.count_nonzero(np.isnan(batch)):
@@ -78,7 +82,7 @@ class ActionWriter:
         if not fits:
             batches = {path: batch for (path, *_), batch in zip(self._leaves, checked, strict=True)}
             return tree.nest(self._space, batches.__getitem__)
-        for (_, _, array, *_), batch in zip(self._leaves, checked, strict=True):
+        for (_, _, array, _, _), batch in zip(self._leaves, checked, strict=True):
             assert array is not None  # all leaves are fixed
             if env_ids is None:
                 array[slot] = batch

@@ -195,7 +195,7 @@ class PooledVectorEnv(VectorEnv):
 
         Raises:
             ValueError: If actions have another shape or are NaN.
-            TypeError: If the dtype of the actions is of another kind.
+            TypeError: If the dtype of the actions is of another kind, such as floats for a Discrete space.
             gymnasium.error.ResetNeeded: If an env's episode is over and autoreset is disabled.
         """
         self._begin_step(actions, self._next_slot())

@@ -258,11 +258,13 @@ def test_observations_that_do_not_fit_their_space_are_an_error(load):
 
 @pytest.mark.parametrize("space", [SEEN, spaces.Discrete(3), spaces.Dict(x=SEEN)])
 def test_the_error_for_what_reset_returns_says_to_pass_its_first_element(load, space):
-    with pytest.raises(ValueError, match="`reset` returns a tuple of observations and infos: pass only its first"):
+    with pytest.raises(ValueError, match="`reset` and `step` return tuples: pass only the observation, their first"):
         load(spaces.Discrete(2), space)((space.sample(), {}))
-    if isinstance(space, spaces.Dict):
-        with pytest.raises(ValueError, match=r"is missing.*: pass observations in Dict\('x': Box.*\)$"):
-            load(spaces.Discrete(2), space)(ONE)
+
+
+def test_an_observation_without_a_key_is_an_error_that_names_it(load):
+    with pytest.raises(ValueError, match=r"observations\[1\]\['x'\] is missing, but the networks need it$"):
+        load(spaces.Discrete(2), spaces.Tuple([SEEN, spaces.Dict(x=SEEN)]))((ONE, {}))
 
 
 def test_the_return_scale_of_a_run_is_in_its_checkpoint(tmp_path):

@@ -234,7 +234,7 @@ def test_sb3s_ppo_trains_on_envs_that_are_stepped_in_one_call(name, policy):
 
 
 class EnvForSB3(gym.Env):
-    """Accepts no options, which SB3 does not pass either unless they are set. Its infos and rewards show the action."""
+    """Its `reset` has no `options`: SB3 passes them only if they are set. Infos and rewards show the action."""
 
     observation_space = spaces.Box(-1, 1, (2,))
 
@@ -278,7 +278,7 @@ class Recording(sb3.common.callbacks.BaseCallback):
     ],
     ids=str,
 )
-def test_sb3s_ppo_is_the_same_with_every_action_space_and_with_envs_that_accept_no_options(space):
+def test_sb3s_ppo_is_the_same_with_every_action_space_and_with_envs_whose_reset_has_no_options(space):
     found = []
     for kind in (SubprocVecEnv, DummyVecEnv):
         venv, recording = kind([lambda: EnvForSB3(space)] * 2), Recording()

@@ -4,13 +4,16 @@ The packages that define such objects are not installed here. Fake classes have 
 the same module names.
 """
 
+import traceback
+
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
 
 import vecenv
-from tests.helpers import CountingEnv
+from tests.helpers import CountingEnv, assert_same
+from vecenv.wrappers import ActionMaskObservation
 
 SPACES = {"observation_space": spaces.Box(-1, 1, (2,), np.float32), "action_space": spaces.Discrete(2)}
 FIRST = np.zeros(2, np.float32)
@@ -181,6 +184,49 @@ def test_a_method_of_the_old_api_raises_pythons_error_and_notes_name_the_env_and
     who, advice = caught.value.__notes__
     assert who == f"raised by env 0 during {doing}"
     assert "(observation, reward, terminated, truncated, info)" in advice and "shimmy" in advice
+
+
+class NoOptions(CountingEnv):
+    """Its `reset` has no `options`, as in many envs for SB3."""
+
+    def reset(self, seed=None):
+        return super().reset(seed=seed)
+
+
+class NoOptionsWrapper(gym.Wrapper):
+    def reset(self, seed=None):
+        return self.env.reset(seed=seed)
+
+
+@pytest.mark.parametrize("make", [NoOptions, lambda index: NoOptionsWrapper(CountingEnv(index))])
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_env_whose_reset_has_no_options_equals_one_that_has_them_until_they_are_set(make, mode, num_workers):
+    def make_envs(make):
+        fns = [lambda i=i: make(i) for i in range(2)]
+        return vecenv.AsyncVectorEnv(fns, num_workers=num_workers, autoreset_mode=mode)
+
+    mask = {"reset_mask": np.array([True, False])}
+    with make_envs(make) as ours, make_envs(CountingEnv) as others:
+        for envs in (ours, others):
+            envs.reset(seed=3)
+        for _ in range(5):
+            if mode != "Disabled":
+                assert_same(ours.step([0, 0]), others.step([0, 0]))
+            assert_same(ours.reset(options=mask), others.reset(options=mask))
+        assert_same(ours.reset(options={}), others.reset(options={}))
+        with pytest.raises((TypeError, vecenv.EnvError), match="unexpected keyword argument 'options'") as caught:
+            ours.reset(options={"a": 1})
+    assert "add the argument options=None to the env's reset" in "".join(traceback.format_exception(caught.value))
+
+
+def test_the_wrapper_for_masks_passes_no_options_unless_they_are_set():
+    class Masking(NoOptions):
+        def reset(self, seed=None):
+            observation, info = super().reset(seed=seed)
+            return observation, {**info, "action_mask": np.ones(2, np.int8)}
+
+    assert ActionMaskObservation(Masking(0)).reset(seed=0)[0]["action_mask"].all()
 
 
 def test_the_same_error_in_the_envs_own_code_is_not_blamed_on_the_old_api():

@@ -1,6 +1,5 @@
 """Tests of AsyncVectorEnv: it equals SyncVectorEnv bit for bit, and its errors say what went wrong."""
 
-import contextlib
 import gc
 import multiprocessing
 import os
@@ -160,29 +159,17 @@ def test_bad_actions_are_rejected_and_the_envs_stay_usable(actions, error, messa
         envs.step(np.zeros((3, 2), np.float32))
 
 
-class ShowsActions(SampledEnv):
-    def step(self, action):
-        *result, _ = super().step(self.action_space.sample())
-        return *result, {"action": f"{action!r}, {np.asarray(action).dtype}"}
-
-
-@pytest.mark.parametrize("space", [spaces.MultiBinary(2), spaces.Box(0, 200, (2,), np.uint8)])
-@pytest.mark.parametrize("dtype", [bool, np.int64, np.float32, np.float64])
-def test_numbers_of_any_kind_reach_the_envs_unchanged_if_the_space_is_no_enumeration(space, dtype):
-    fns, shown = [lambda: ShowsActions(spaces.Discrete(2), space)] * 2, []
-    for kind in (vecenv.AsyncVectorEnv, gym.vector.SyncVectorEnv):
-        with contextlib.closing(kind(fns)) as envs:
-            envs.reset(seed=0)
-            shown.append(envs.step(np.array([[0, 1], [1, 1]], dtype))[4]["action"].tolist())
-    assert shown[0] == shown[1]
-
-
-@pytest.mark.parametrize("space", [spaces.Discrete(2), spaces.MultiDiscrete([2, 2])])
-def test_floats_for_an_enumeration_are_an_error(space):
+@pytest.mark.parametrize(
+    "space", [spaces.Discrete(2), spaces.MultiDiscrete([2, 2]), spaces.MultiBinary(2), spaces.Box(0, 9, (2,), np.int64)]
+)
+def test_floats_for_a_space_of_integers_are_an_error_and_the_envs_stay_usable(space):
     with vecenv.AsyncVectorEnv([lambda: SampledEnv(spaces.Discrete(2), space)] * 2) as envs:
         envs.reset()
-        with pytest.raises(TypeError, match="actions has dtype float64, but the action space needs int64: convert it"):
+        with pytest.raises(
+            TypeError, match=r"actions has dtype float64, but the action space needs int\d+: convert it"
+        ):
             envs.step(np.zeros((2, *space.shape)))
+        envs.step(np.zeros((2, *space.shape), space.dtype))
 
 
 def test_calls_out_of_order_raise_gymnasiums_errors():
