@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import tensorflow as tf
+from gymnasium import spaces
 
 import ppo
 import vecenv
@@ -313,6 +314,31 @@ def test_a_mistake_in_any_evaluation_function_ends_the_run_before_training(tmp_p
 def test_infos_of_evaluation_envs_do_not_matter(tmp_path):
     config = dataclasses.replace(TINY, num_workers=1)
     assert ppo.train(config, functools.partial(Fails, "infos"), callbacks=Stops(), logdir=tmp_path).env_steps == 0
+
+
+class MaskedInSB3(gym.Wrapper):
+    """Has the method from which sb3-contrib's MaskablePPO takes masks."""
+
+    def action_masks(self):
+        return np.ones(2, bool)
+
+
+def masked_in_sb3(observed):
+    env = MaskedInSB3(gym.make("CartPole-v1"))
+    if not observed:
+        return env
+    space = spaces.Dict(x=env.observation_space, action_mask=spaces.MultiBinary(2))
+    return gym.wrappers.TransformObservation(env, lambda x: {"x": x, "action_mask": np.ones(2, np.int8)}, space)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_masks_that_only_sb3_reads_are_a_warning(tmp_path, num_workers, recwarn):
+    config = dataclasses.replace(TINY, num_workers=num_workers)
+    with pytest.warns(UserWarning, match=r"the envs have a method action_masks\(\), which ppo never calls"):
+        ppo.train(config, functools.partial(masked_in_sb3, False), callbacks=Stops(), logdir=tmp_path)
+    recwarn.clear()
+    ppo.train(config, functools.partial(masked_in_sb3, True), callbacks=Stops(), logdir=tmp_path)
+    assert not [one for one in recwarn if "action_masks" in str(one.message)]
 
 
 class Normalizes(gym.Wrapper):
