@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import multiprocessing
 import os
 import signal
 import socket
@@ -269,12 +270,13 @@ def test_a_frozen_collector_does_not_hang_the_run(tmp_path, monkeypatch, restart
 @pytest.mark.slow
 def test_a_collector_that_dies_again_and_again_ends_the_run(tmp_path):
     config = dataclasses.replace(CONFIG, env="given", on_worker_death="restart", num_workers=2)
-    with pytest.raises(vecenv.WorkerDied):
-        train(tmp_path, config, envs=functools.partial(Fails, dies), collectors=2)
+    with pytest.raises(vecenv.WorkerDied, match=r"collector \d of 2 \(envs \d:\d, .*\) died"):
+        train(tmp_path, config, envs=functools.partial(Fails, kills_the_collector, 10), collectors=2)
 
 
-def dies():
-    os.kill(os.getpid(), signal.SIGKILL)
+def kills_the_collector():
+    os.kill(multiprocessing.parent_process().pid, signal.SIGKILL)
+    signal.pause()
 
 
 def test_the_error_of_an_env_names_the_collector_and_the_env(tmp_path):

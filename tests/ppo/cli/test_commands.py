@@ -444,7 +444,9 @@ def test_a_run_with_a_dead_worker_ends_with_a_clear_error(tmp_path):
     os.kill(max(forked), signal.SIGKILL)  # the lowest pid is the fork server
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1 and "was killed by SIGKILL" in errors and "Traceback" not in errors, errors
-    assert f"is saved in {only_run(tmp_path).path}, which can be resumed" in errors
+    assert re.search(rf"is saved up to env-step [\d,]+ in {only_run(tmp_path).path}, and can be resumed", errors), (
+        errors
+    )
 
 
 def _is_forked_by(session: int, pid: int) -> bool:
