@@ -547,8 +547,8 @@ class PooledVectorEnv(VectorEnv):
             )
         if self._state is _BROKEN:
             raise StateError(
-                f"`{type(self).__name__}` was broken by an earlier fault, or another thread is using it now. After a "
-                "fault, call `close()` and build a new one. Only one thread may use it at a time."
+                f"`{type(self).__name__}` was broken by an earlier fault or interrupt, or another thread is using it "
+                "now. After a fault, call `close()` and build a new one. Only one thread may use it at a time."
             )
 
     def _assert_idle(self, name: str) -> None:

@@ -1,5 +1,6 @@
-"""Passes the parent's configuration of `logging` to workers, which would otherwise drop most of what their envs log.
+"""Passes the parent's configuration of `logging`, and the warnings that it ignores, to workers.
 
+Without it, they would drop most of what their envs log, and print every warning that a script has silenced.
 Handlers cannot be pickled, so workers build new ones that write to the same places. A handler of an unknown class, such
 as one from another package, is replaced by a handler that writes to stderr.
 """
@@ -12,11 +13,14 @@ import logging.handlers
 import os
 import pickle
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
+
+import gymnasium as gym
 
 from vecenv.workers.pickling import Importable, dumps_or_none
 
@@ -77,10 +81,14 @@ class LogSettings:
     Attributes:
         disabled: The level up to which `logging.disable` discards all messages.
         loggers: The configuration of each logger, by name. The name of the root logger is None.
+        ignored: The arguments of `warnings.filterwarnings` for the warnings that are ignored whatever filters follow.
+        gymnasium: The lowest level of the warnings that `gymnasium.logger` emits.
     """
 
     disabled: int
     loggers: dict[str | None, LoggerSettings]
+    ignored: list[tuple[Any, ...]]
+    gymnasium: int
 
 
 def log_settings() -> LogSettings:
@@ -96,12 +104,15 @@ def log_settings() -> LogSettings:
         handlers = [each for each in settings if each is not None]
         if key is None or handlers or logger.level or logger.disabled or not logger.propagate:
             found[key] = LoggerSettings(logger.level, logger.propagate, logger.disabled, handlers)
-    return LogSettings(logging.root.manager.disable, found)
+    return LogSettings(logging.root.manager.disable, found, _ignored_warnings(), gym.logger.min_level)
 
 
 def configure_logging(settings: LogSettings) -> None:
     """Configures this process, except for the handlers of loggers other than the root."""
     logging.disable(settings.disabled)
+    gym.logger.min_level = settings.gymnasium
+    for arguments in reversed(settings.ignored):  # each goes before all others
+        warnings.filterwarnings(*arguments)
     for name, one in settings.loggers.items():
         logger = logging.getLogger(name)
         logger.setLevel(one.level)
@@ -120,6 +131,21 @@ def _add_handlers(loggers: dict[str | None, LoggerSettings]) -> None:
         if not logger.handlers:
             for handler in one.handlers:
                 logger.addHandler(handler.build())
+
+
+def _ignored_warnings() -> list[tuple[Any, ...]]:
+    """Returns the filters before the first one that does not ignore warnings.
+
+    Those of other categories than Python's own are omitted: unpickling the category would import its module.
+    """
+    found = []
+    for action, message, category, module, line in warnings.filters:
+        if action != "ignore":
+            break
+        if category.__module__ == "builtins":
+            patterns = ["" if one is None else getattr(one, "pattern", one) for one in (message, module)]
+            found.append((action, patterns[0], category, patterns[1], line))
+    return found
 
 
 def _settings_of(handler: logging.Handler, importable: Importable) -> HandlerSettings | None:

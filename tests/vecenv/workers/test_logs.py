@@ -132,3 +132,42 @@ def test_a_worker_imports_the_module_of_a_formatter_and_a_filter_when_a_message_
     script = HEAVY.format(folder=str(tmp_path))
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout + done.stderr == "False False\nheavy moved\nFalse True\n"
+
+
+WARNING = """
+import logging, warnings
+import gymnasium as gym
+import vecenv
+from tests.helpers import CountingEnv
+
+class Warns(CountingEnv):
+    def step(self, action):
+        warnings.warn("hot", UserWarning)
+        warnings.warn("cold", RuntimeWarning)
+        gym.logger.warn("old")
+        return super().step(action)
+
+{configuration}
+with vecenv.AsyncVectorEnv([lambda: Warns(0)], num_workers=1) as envs:
+    envs.reset()
+    envs.step([0])
+"""
+
+
+@pytest.mark.parametrize(
+    ("configuration", "printed"),
+    [
+        ("", ["hot", "cold", "old"]),
+        ("warnings.filterwarnings('ignore')", []),
+        ("warnings.filterwarnings('ignore', 'HO')", ["cold", "old"]),
+        ("warnings.simplefilter('ignore', RuntimeWarning)", ["hot", "old"]),
+        ("warnings.simplefilter('ignore')\nwarnings.simplefilter('default', RuntimeWarning)", ["hot", "cold", "old"]),
+        ("gym.logger.min_level = gym.logger.ERROR", ["hot", "cold"]),
+    ],
+)
+def test_warnings_that_a_script_silences_are_silent_in_its_workers(configuration, printed):
+    script = WARNING.format(configuration=configuration)
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    seen = [word for word in ("hot", "cold", "old") if f": {word}\n" in done.stderr.replace("\x1b[0m", "")]
+    assert seen == printed, done.stderr
