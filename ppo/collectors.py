@@ -21,7 +21,7 @@ from ppo.algorithm.rollout import LocalCollector
 from ppo.algorithm.teams import config_of
 from ppo.cluster import cluster
 from ppo.config import Config, ConfigError
-from ppo.envs import Envs, EnvSource, check_settings, spaces_of, training_envs
+from ppo.envs import Envs, EnvSource, check_settings, has_action_masks, spaces_of, training_envs
 from ppo.footprint import check_mappings, check_memory
 from ppo.model.distributions import for_space
 from ppo.model.observations import check_readable, image_warnings
@@ -167,15 +167,10 @@ def _local(config: Config, envs: VectorEnvs, *, first_env: int = 0) -> LocalColl
         for_space(acted, transform=config.action_transform)
     if isinstance(envs, Envs) and not isinstance(envs.env_fns, vecenv.Batched):
         observed, _ = spaces[""]
-        if ACTION_MASK not in getattr(observed, "spaces", ()) and any(envs.apply(_has_action_masks)):
+        if ACTION_MASK not in getattr(observed, "spaces", ()) and any(envs.apply(has_action_masks)):
             warnings.warn(
                 "the envs have a method action_masks(), which ppo never calls, so all actions are allowed: return the "
                 'mask in the observation, a Dict, under the key "action_mask" (docs/ppo.md#spaces)',
                 stacklevel=2,
             )
     return LocalCollector(config, envs, spaces, wrappers=describe_each(config, envs), first_env=first_env)
-
-
-def _has_action_masks(env: Any) -> bool:
-    """Returns whether an env or one of its wrappers has the method from which sb3-contrib's MaskablePPO takes masks."""
-    return any(hasattr(layer, "action_masks") for layer in vecenv.state.layers_of(env))

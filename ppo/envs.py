@@ -282,6 +282,14 @@ def _normalizers_of(env: Any) -> list[str]:
     ]
 
 
+def has_action_masks(env: Any) -> bool:
+    """Returns whether an env or a wrapper has the method from which sb3-contrib's MaskablePPO takes masks.
+
+    It is called in the env's process.
+    """
+    return any(hasattr(type(layer), "action_masks") for layer in vecenv.state.layers_of(env))
+
+
 def time_limit_of(envs: Envs) -> int:
     """Returns the largest known time limit of the envs, in steps, or 0 if none is known."""
     limits: Sequence[int | None] = [None]

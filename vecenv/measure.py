@@ -9,7 +9,8 @@ import os
 import resource
 import statistics
 import time
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,7 +133,7 @@ def measure(
         for name, build in rivals.items():
             try:
                 envs = build()
-                stack.callback(envs.close)
+                stack.enter_context(_closing(envs))
                 if name == IN_ONE_CALL and isinstance(envs, AsyncVectorEnv) and envs.num_workers:
                     continue  # single envs in workers, which are measured with the numbers of workers in `counts`
                 envs.reset(seed=0)
@@ -190,7 +191,8 @@ def _alone(make_one: Callable[[], gym.Env], seconds: float) -> tuple[list[float]
     The env is stepped at least ten times.
     """
     step_s: list[float] = []
-    with contextlib.closing(make_one()) as env:
+    env = make_one()
+    with _closing(env):
         env.action_space.seed(0)
         reset_s = [_seconds_of(lambda: env.reset(seed=0))]
         used, start = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
@@ -203,6 +205,18 @@ def _alone(make_one: Callable[[], gym.Env], seconds: float) -> tuple[list[float]
             if terminated or truncated:
                 reset_s.append(_seconds_of(env.reset))
         return step_s, reset_s, _waiting_since(used, time.perf_counter() - start)
+
+
+@contextlib.contextmanager
+def _closing(envs: Any) -> Iterator[None]:
+    """Closes envs at the end. An exception of `close` is a warning: the measurement is complete."""
+    try:
+        yield
+    finally:
+        try:
+            envs.close()
+        except Exception as error:
+            warnings.warn(f"close raised {in_one_line(error)}", stacklevel=3)
 
 
 def _waiting_since(before: resource.struct_rusage, seconds: float) -> float:

@@ -10,6 +10,7 @@ import tyro
 
 from ppo import cli as commands
 from ppo.run.infos import shown
+from ppo.run.scores import rounded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +39,8 @@ def command(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(summary))
     else:
         print(
-            f"{scores.policy}: return {summary['return_mean']:,.1f} +- {summary['return_std']:,.1f} "
-            f"(min {summary['return_min']:,.1f}, max {summary['return_max']:,.1f}), "
+            f"{scores.policy}: return {rounded(summary['return_mean'])} +- {rounded(summary['return_std'])} "
+            f"(min {rounded(summary['return_min'])}, max {rounded(summary['return_max'])}), "
             f"length {summary['length_mean']:,.1f}, {summary['episodes']} episodes{shown(summary, ', ')}, seed {seed}"
         )
     return 0

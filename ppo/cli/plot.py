@@ -14,6 +14,7 @@ from rich.table import Table
 from ppo import cli as commands
 from ppo.errors import RunError
 from ppo.run.folder import Run
+from ppo.run.scores import rounded
 
 if TYPE_CHECKING:
     from ppo.results.curves import History
@@ -60,8 +61,8 @@ def command(argv: Sequence[str] | None = None) -> int:
             for metric, name in (item for metrics in shown for item in metrics.items()):
                 curve = curves.aggregate(histories, metric, "env_steps")
                 if curve is not None:
-                    runs, (low, high) = len(curve.values), (_shown(values[-1]) for values in curve.interval)
-                    scores = [_shown(values[-1]) for values in (curve.mean, curve.iqm)]
+                    runs, (low, high) = len(curve.values), (rounded(values[-1]) for values in curve.interval)
+                    scores = [rounded(values[-1]) for values in (curve.mean, curve.iqm)]
                     interval = f"{low} to {high}" if runs > 1 else ""
                     table.add_row(label, name, str(runs), f"{curve.x[-1]:,.0f}", *scores, interval)
         Console(width=10_000).print(table)  # no line is wrapped
@@ -88,8 +89,3 @@ def _histories(paths: Sequence[Path], figures: Sequence[str]) -> list[History]:
     if not found:
         raise RunError("none of the folders is a run with anything to plot")
     return found
-
-
-def _shown(value: float) -> str:
-    """Returns a number with one decimal, or with three digits if it is small, such as a KL divergence."""
-    return f"{value:,.1f}" if abs(value) >= 10 or value == round(value, 1) else f"{value:.3g}"

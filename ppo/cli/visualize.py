@@ -10,6 +10,7 @@ import tyro
 
 from ppo import cli as commands
 from ppo.results.video import VideoOptions, record
+from ppo.run.scores import rounded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,5 +35,5 @@ def command(argv: Sequence[str] | None = None) -> int:
         files, evaluation = record(players, run.path.resolve().name, arguments.outdir, arguments.episodes, options)
     how = f"{evaluation.policy}, seed {players.config.seed}"
     for file, score, length in zip(files, evaluation.returns, evaluation.lengths, strict=True):
-        print(f"{file}: return {score:,.1f} in {length:,} steps ({how})")
+        print(f"{file}: return {rounded(score)} in {length:,} steps ({how})")
     return 0

@@ -18,7 +18,7 @@ from rich.text import Text
 from ppo.callbacks import Callback
 from ppo.config import Config
 from ppo.run.infos import shown
-from ppo.run.scores import Evaluation, Result
+from ppo.run.scores import Evaluation, Result, rounded
 from ppo.run.status import Status
 
 SILENCE_S = 10.0  # seconds without a line after which a display prints what is being done, unless it has a live bar
@@ -149,12 +149,12 @@ class Display(Callback):
             self._print(f"\nstopped by a callback after {result.env_steps:,} steps: {result.stopped}")
         self._print(f"\nrun folder:  {short(result.path)}")
         self._print(
-            f"final score: {scores['return_mean']:,.1f} +- {scores['return_std']:,.1f} "
+            f"final score: {rounded(scores['return_mean'])} +- {rounded(scores['return_std'])} "
             f"(mean return of the {of} over {scores['episodes']} episodes)"
         )
         best, steps = (number_in(result.path / "checkpoints", BEST, key) for key in ("return_mean", "env_steps"))
         if best is not None and steps is not None:
-            self._print(f"best score:  {best:,.1f} (highest mean return of the {of}, at step {steps:,.0f})")
+            self._print(f"best score:  {rounded(best)} (highest mean return of the {of}, at step {steps:,.0f})")
 
     def on_warning(self, message: str) -> None:
         self._print(f"warning: {message}")
@@ -200,4 +200,4 @@ def _duration(seconds: float) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "..." if value is None else f"{value:,.1f}"
+    return "..." if value is None else rounded(value)

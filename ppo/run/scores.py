@@ -83,6 +83,11 @@ class Evaluation:
         return {name: mean for name, mean in means.items() if mean is not None}
 
 
+def rounded(value: float) -> str:
+    """Returns a number with one decimal, or with three digits if it is small, such as a KL divergence."""
+    return f"{value:,.1f}" if abs(value) >= 10 or value == round(value, 1) else f"{value:.3g}"
+
+
 @dataclass(frozen=True)
 class Result:
     """How a run ended. The functions that read a run accept it instead of the path of the run.

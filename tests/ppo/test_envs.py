@@ -341,6 +341,14 @@ def test_masks_that_only_sb3_reads_are_a_warning(tmp_path, num_workers, recwarn)
     assert not [one for one in recwarn if "action_masks" in str(one.message)]
 
 
+def test_training_loads_no_tensorflow_in_workers(tmp_path):
+    config = dataclasses.replace(TINY, num_workers=2)
+    with vecenv.AsyncVectorEnv([make_cartpole] * config.num_envs, **ppo.vector_options(config)) as envs:
+        ppo.train(config, envs, logdir=tmp_path)
+        loaded = envs.apply(lambda env: "tensorflow" in __import__("sys").modules)
+    assert not any(loaded)
+
+
 class Normalizes(gym.Wrapper):
     """A wrapper with a normalizer inside, whose statistics it may freeze."""
 

@@ -161,3 +161,17 @@ def test_a_load_before_the_measurement_is_reported(monkeypatch):
         monkeypatch.setattr("os.getloadavg", lambda load=load: (load, 0.0, 0.0))
         printed = str(measure(**SLEEPING, num_workers=[0], seconds=0.1))
         assert ("distort this: the load average was 3.1 before. Close them first." in printed) == reported
+
+
+class FailsToClose(CountingEnv):
+    def __init__(self):
+        super().__init__(0)
+
+    def close(self):
+        raise OSError("the recording is lost")
+
+
+def test_an_exception_of_close_is_a_warning_and_the_measurement_is_complete():
+    with pytest.warns(UserWarning, match="close raised .*the recording is lost"):
+        found = measure(f"{__name__}:FailsToClose", num_envs=2, num_workers=[0], seconds=0.2)
+    assert set(found.rates) == {SYNC, "vecenv, 0 workers"} and not found.errors

@@ -20,6 +20,7 @@ from ppo.cli.train import grouped, settings_of
 from ppo.config import SETTINGS
 from ppo.run import display as displays
 from ppo.run.display import Display, Output
+from ppo.run.scores import rounded
 from ppo.run.signals import Stop
 from ppo.run.status import Status, Tally
 
@@ -241,3 +242,11 @@ def test_grouping_the_settings_does_not_change_them():
     assert settings_of(grouped(vars(config))) == config
     names = {name for group in grouped(vars(config)) for name in vars(group)}
     assert names == {field.name for field in dataclasses.fields(Config)}
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1234.56, "1,234.6"), (-99.96, "-100.0"), (2.0, "2.0"), (0.0, "0.0"), (-0.00012345, "-0.000123")],
+)
+def test_small_scores_are_not_shown_as_zero(value, text):
+    assert rounded(value) == text
