@@ -136,7 +136,7 @@ def checked(callbacks: Callback | Iterable[Callback]) -> list[Callback]:
         if unknown := sorted(name for name in dir(one) if name.startswith(("on_", "_on_")) and name not in known):
             message = f"training never calls {', '.join(unknown)} of {type(one).__name__}: it calls only "
             hint = (
-                ". SB3 calls _on_step after every step, ppo calls on_update after every update"
+                ". SB3 calls _on_step after every step; ppo calls on_update after every update"
                 if "_on_step" in unknown
                 else ""
             )

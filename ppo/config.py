@@ -471,7 +471,7 @@ def _noun(option: Any) -> str:
 def _instead_of(setting: str, value: Any, options: tuple[Any, ...]) -> str:
     """Returns what to write instead of an object that has no form in JSON: an env, a function or a class."""
     if float in options and callable(value):
-        return ". Only learning_rate and entropy_coef (lr_schedule) and gamma (final_gamma) have a schedule"
+        return ". Schedules are lr_schedule, for learning_rate and entropy_coef, and final_gamma, for gamma"
     hint = ""
     if str in options and callable(value):
         module, name = getattr(value, "__module__", None) or "", getattr(value, "__qualname__", "<unnamed>")
@@ -526,7 +526,7 @@ def _init(self: Config, *args: Any, **settings: Any) -> None:
         hint = f" Did you mean {near[0]!r}?" if near else ""
         if unknown in _SB3:
             counterpart = _SB3[unknown]
-            hint = f" Its counterpart is {counterpart}." if counterpart else " ppo has no counterpart."
+            hint = f" Its counterpart is {counterpart}." if counterpart else " It has no counterpart in ppo."
         raise TypeError(f"Config has no setting {unknown!r}.{hint} `ppo train --help` lists all settings.")
     _construct(self, *args, **settings)
 

@@ -285,7 +285,7 @@ def _normalizers_of(env: Any) -> list[str]:
 def has_action_masks(env: Any) -> bool:
     """Returns whether an env or a wrapper has the method from which sb3-contrib's MaskablePPO takes masks.
 
-    It is called in the env's process.
+    Runs in the env's process.
     """
     return any(hasattr(type(layer), "action_masks") for layer in vecenv.state.layers_of(env))
 

@@ -133,7 +133,7 @@ def measure(
         for name, build in rivals.items():
             try:
                 envs = build()
-                stack.enter_context(_closing(envs))
+                stack.enter_context(_closing(name, envs))
                 if name == IN_ONE_CALL and isinstance(envs, AsyncVectorEnv) and envs.num_workers:
                     continue  # single envs in workers, which are measured with the numbers of workers in `counts`
                 envs.reset(seed=0)
@@ -192,7 +192,7 @@ def _alone(make_one: Callable[[], gym.Env], seconds: float) -> tuple[list[float]
     """
     step_s: list[float] = []
     env = make_one()
-    with _closing(env):
+    with _closing("one env", env):
         env.action_space.seed(0)
         reset_s = [_seconds_of(lambda: env.reset(seed=0))]
         used, start = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
@@ -208,15 +208,18 @@ def _alone(make_one: Callable[[], gym.Env], seconds: float) -> tuple[list[float]
 
 
 @contextlib.contextmanager
-def _closing(envs: Any) -> Iterator[None]:
-    """Closes envs at the end. An exception of `close` is a warning: the measurement is complete."""
+def _closing(name: str, envs: Any) -> Iterator[None]:
+    """Closes envs at the end. An exception of `close` hides neither what was measured nor another exception."""
     try:
         yield
-    finally:
-        try:
+    except BaseException:
+        with contextlib.suppress(Exception):
             envs.close()
-        except Exception as error:
-            warnings.warn(f"close raised {in_one_line(error)}", stacklevel=3)
+        raise
+    try:
+        envs.close()
+    except Exception as error:
+        warnings.warn(f"{name}: close raised {in_one_line(error)}", stacklevel=2)
 
 
 def _waiting_since(before: resource.struct_rusage, seconds: float) -> float:

@@ -49,7 +49,7 @@ class CustomNetwork(tf.Module):
         except Exception as error:
             error.add_note(
                 f"raised by {name}, which is called as function(inputs, num_outputs, seed). `inputs` holds "
-                "TensorSpecs, not tensors: keras.Input(spec.shape[1:]) makes an input of one (docs/custom-networks.md)."
+                "TensorSpecs: make a Keras input of each with keras.Input(spec.shape[1:]) (docs/custom-networks.md)."
             )
             raise
         networks = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned,)

@@ -194,8 +194,13 @@ class Policy:
         return batch, not rank, self.memory
 
     def _leaf(self, observations: Any, path: tuple) -> np.ndarray:
-        hint = ""
-        if isinstance(observations, tuple) and not isinstance(self.observation_space, spaces.Tuple):
+        hint, space = "", self.observation_space
+        members = space.spaces if isinstance(space, spaces.Tuple) else None
+        if isinstance(observations, tuple) and (
+            members is None
+            or len(observations) != len(members)
+            or (isinstance(observations[-1], dict) and not isinstance(members[-1], spaces.Dict))
+        ):
             hint = ". `reset` and `step` return tuples: pass only the observation, their first element"
         try:
             values = pick(observations, path)
@@ -204,9 +209,7 @@ class Policy:
         try:
             given = np.asarray(values)
         except ValueError as error:
-            raise ValueError(
-                f"{name_of('observations', path)} cannot be converted to an array: {error}{hint}"
-            ) from error
+            raise ValueError(f"{name_of('observations', path)} cannot be converted to an array{hint}") from error
         if given.dtype.kind not in "biuf":
             raise ValueError(f"{name_of('observations', path)} has dtype {given.dtype}, which is not numeric{hint}")
         return given

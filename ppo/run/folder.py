@@ -153,7 +153,7 @@ class Run:
             raise ConfigError(
                 f"a resumed run keeps its settings, but {', '.join(fixed)} would change. "
                 f"These may change: {', '.join(RESUMABLE)}. To change another setting, start a new run; "
-                "init_from=RUN (--init-from RUN) starts it with the networks of this one, if their settings are equal."
+                "init_from=RUN (--init-from RUN) begins with this run's networks, if settings and spaces match."
             )
         self.check_begun()
 

@@ -84,13 +84,13 @@ class Evaluation:
 
 
 def rounded(value: float) -> str:
-    """Returns a number with one decimal, or with three digits if it is small, such as a KL divergence."""
-    return f"{value:,.1f}" if abs(value) >= 10 or value == round(value, 1) else f"{value:.3g}"
+    """Returns a number with one decimal, or with three significant digits if it is small, such as a KL divergence."""
+    return f"{value:.3g}" if 1e-6 <= abs(value) < 1 else f"{value:,.1f}"
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended. The functions that read a run accept it instead of the path of the run.
+    """How a run ended. The functions that read a run accept it in place of the run's path.
 
     Attributes:
         path: The run folder.

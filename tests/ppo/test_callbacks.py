@@ -169,7 +169,7 @@ def test_a_method_that_training_never_calls_is_a_warning():
     with pytest.warns(UserWarning, match=message):
         checked([Wrong()])
     Wrong._on_step = Wrong.on_step
-    with pytest.warns(UserWarning, match="it calls only on_status, .*SB3 calls _on_step after every step, ppo calls"):
+    with pytest.warns(UserWarning, match="it calls only on_status, .*SB3 calls _on_step after every step; ppo calls"):
         checked([Wrong()])
 
 

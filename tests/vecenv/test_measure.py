@@ -172,6 +172,16 @@ class FailsToClose(CountingEnv):
 
 
 def test_an_exception_of_close_is_a_warning_and_the_measurement_is_complete():
-    with pytest.warns(UserWarning, match="close raised .*the recording is lost"):
+    with pytest.warns(UserWarning, match="one env: close raised .*the recording is lost"):
         found = measure(f"{__name__}:FailsToClose", num_envs=2, num_workers=[0], seconds=0.2)
     assert set(found.rates) == {SYNC, "vecenv, 0 workers"} and not found.errors
+
+
+class IsInterrupted(FailsToClose):
+    def step(self, action):
+        raise KeyboardInterrupt
+
+
+def test_an_exception_of_close_does_not_hide_another_one():
+    with pytest.raises(KeyboardInterrupt):
+        measure(f"{__name__}:IsInterrupted", num_envs=2, num_workers=[0], seconds=0.2)

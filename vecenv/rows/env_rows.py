@@ -69,7 +69,7 @@ class EnvRows(Rows):
         self._observation_space = env.observation_space
         self._clip = clipper(env.action_space) if options.clip_actions else None
         self._action_space = unbounded(env.action_space) if options.clip_actions else env.action_space
-        self._takes_options = [all(map(takes_options, layers_of(env))) for env in self.envs]
+        self._takes_options = [all(map(takes_options, [*layers_of(env), _innermost(env)])) for env in self.envs]
         for i, env in enumerate(self.envs if self._taken_over else ()):
             self._guarded(i, "reset", env.reset)  # `call` and `apply` may use the env before its next step
         spaces: list[EnvSpaces] = []

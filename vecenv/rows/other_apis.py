@@ -67,13 +67,14 @@ def advice_on(error: BaseException) -> str | None:
     """Returns what to do about an error that a method of the old API causes in its caller, or None for other errors."""
     if not isinstance(error, TypeError | ValueError) or not _OF_OLD_API.search(str(error)):
         return None
-    if str(error).endswith("reset() got an unexpected keyword argument 'options'"):
-        return "Gymnasium calls reset(seed=..., options=...): add the argument options=None to the env's reset."
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     if frame.f_code.co_name == "env_data_reuse_passive_checker":  # a wrapper has called `reset` again after it raised
         return "To call `reset` again after it has raised, make the env with disable_env_checker=True."
-    # The same error in the env's own code has another cause.
-    return _OLD_API if frame.f_globals.get("__name__", "").partition(".")[0] in ("vecenv", "gymnasium") else None
+    if frame.f_globals.get("__name__", "").partition(".")[0] not in ("vecenv", "gymnasium"):
+        return None  # the same error in the env's own code has another cause
+    if "'options'" in str(error):
+        return "Gymnasium calls reset(seed=..., options=...): add the argument options=None to this `reset`."
+    return _OLD_API
 
 
 def _advice(env: Any) -> str | None:

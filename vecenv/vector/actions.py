@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium import Space
+from gymnasium import Space, spaces
 
 from vecenv import tree
 from vecenv.memory import layout
@@ -17,14 +17,16 @@ class ActionWriter:
     """Checks batches of actions, and writes them to memory. `space` is the action space of one env.
 
     Attributes:
-        same_kind: Whether numbers of another kind, such as floats for a Discrete space, are an error. Otherwise, they
-            reach the envs as they are.
+        same_kind: Whether numbers of another kind are an error, such as floats for a Box of integers. Otherwise, they
+            reach the envs as they are, unless the space is Discrete or MultiDiscrete.
     """
 
     def __init__(self, space: Space, arrays: Mapping[Path, np.ndarray]):
         self._space = space
         self._num_envs = arrays[layout.REWARD].shape[1]
         self.same_kind = True
+        choices = (spaces.Discrete, spaces.MultiDiscrete)
+        self._choices = {path for path, leaf in tree.leaves(space) if isinstance(leaf, choices)}
         # Looked up once, because every step needs them: path, name, memory or None for an object leaf, dtype, shape.
         self._leaves = [
             (
@@ -69,7 +71,7 @@ class ActionWriter:
                     f"need {(count, *shape)}"
                 )
             if batch.dtype is not dtype and batch.dtype != dtype:
-                refused = self.same_kind or batch.dtype.kind not in "biuf"
+                refused = self.same_kind or path in self._choices or batch.dtype.kind not in "biuf"
                 if refused and not np.can_cast(batch.dtype, dtype, "same_kind"):
                     raise TypeError(f"{name} has dtype {batch.dtype}, but the action space needs {dtype}: convert it")
                 fits = False

@@ -1,6 +1,6 @@
 """Passes the parent's configuration of `logging`, and the warnings that it ignores, to workers.
 
-Without it, they would drop most of what their envs log, and print every warning that a script has silenced.
+Without it, they would drop most of what their envs log, and print warnings that a script has silenced.
 Handlers cannot be pickled, so workers build new ones that write to the same places. A handler of an unknown class, such
 as one from another package, is replaced by a handler that writes to stderr.
 """
@@ -81,7 +81,7 @@ class LogSettings:
     Attributes:
         disabled: The level up to which `logging.disable` discards all messages.
         loggers: The configuration of each logger, by name. The name of the root logger is None.
-        ignored: The arguments of `warnings.filterwarnings` for the warnings that are ignored whatever filters follow.
+        ignored: The arguments of `warnings.filterwarnings` for the warnings that are ignored.
         gymnasium: The lowest level of the warnings that `gymnasium.logger` emits.
     """
 
@@ -134,15 +134,17 @@ def _add_handlers(loggers: dict[str | None, LoggerSettings]) -> None:
 
 
 def _ignored_warnings() -> list[tuple[Any, ...]]:
-    """Returns the filters before the first one that does not ignore warnings.
+    """Returns the filters that ignore warnings, up to the first filter that shows those of all messages and modules.
 
-    Those of other categories than Python's own are omitted: unpickling the category would import its module.
+    Filters of other categories than Python's own do not count: unpickling the category would import its module.
     """
     found = []
     for action, message, category, module, line in warnings.filters:
-        if action != "ignore":
+        if category.__module__ != "builtins":
+            continue
+        if action != "ignore" and message is None and module is None:
             break
-        if category.__module__ == "builtins":
+        if action == "ignore":
             patterns = ["" if one is None else getattr(one, "pattern", one) for one in (message, module)]
             found.append((action, patterns[0], category, patterns[1], line))
     return found

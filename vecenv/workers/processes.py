@@ -34,8 +34,8 @@ from vecenv.workers.protocol import ERROR, Build, Kind, Message, StartCommand, d
 
 REMEDY = (
     "Create it inside the function, so that each env has its own, or move what uses it to a module, which workers "
-    "import. num_workers=0 and context='fork' do not pickle functions; with either, envs can share what "
-    "multiprocessing shares, such as a Value."
+    "import. num_workers=0 and context='fork' do not pickle functions; with either, envs can share "
+    "multiprocessing objects, such as a Value."
 )
 
 

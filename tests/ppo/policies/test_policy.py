@@ -256,7 +256,7 @@ def test_observations_that_do_not_fit_their_space_are_an_error(load):
     assert load(spaces.Discrete(2), spaces.MultiBinary(3))([True, False, True]) in (0, 1)
 
 
-@pytest.mark.parametrize("space", [SEEN, spaces.Discrete(3), spaces.Dict(x=SEEN)])
+@pytest.mark.parametrize("space", [SEEN, spaces.Discrete(3), spaces.Dict(x=SEEN), spaces.Tuple([SEEN, SEEN])])
 def test_the_error_for_what_reset_returns_says_to_pass_its_first_element(load, space):
     with pytest.raises(ValueError, match="`reset` and `step` return tuples: pass only the observation, their first"):
         load(spaces.Discrete(2), space)((space.sample(), {}))

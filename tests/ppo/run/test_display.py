@@ -246,7 +246,16 @@ def test_grouping_the_settings_does_not_change_them():
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(1234.56, "1,234.6"), (-99.96, "-100.0"), (2.0, "2.0"), (0.0, "0.0"), (-0.00012345, "-0.000123")],
+    [
+        (1234.56, "1,234.6"),
+        (-99.96, "-100.0"),
+        (2.0, "2.0"),
+        (0.0, "0.0"),
+        (1.4e-14, "0.0"),
+        (9.996, "10.0"),
+        (np.nan, "nan"),
+        (-0.00012345, "-0.000123"),
+    ],
 )
 def test_small_scores_are_not_shown_as_zero(value, text):
     assert rounded(value) == text

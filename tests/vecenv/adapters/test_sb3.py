@@ -291,6 +291,15 @@ def test_sb3s_ppo_is_the_same_with_every_action_space_and_with_envs_whose_reset_
     assert_same(*found)
 
 
+def test_floats_for_a_discrete_space_are_an_error_and_the_envs_stay_usable():
+    venv = SubprocVecEnv(counting_fns(2))
+    venv.reset()
+    with pytest.raises(TypeError, match="actions has dtype float64, but the action space needs int64"):
+        venv.step(np.array([0.9, 0.0]))
+    venv.step(np.zeros(2, np.int64))
+    venv.close()
+
+
 def test_dict_observations_and_lists_of_dict_actions_work():
     observed = spaces.Dict({"x": spaces.Box(0, 1, (2,)), "n": spaces.Discrete(3)})
     acted = spaces.Dict({"go": spaces.Discrete(2), "how": spaces.Box(0, 1, (1,))})

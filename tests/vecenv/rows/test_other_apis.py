@@ -217,7 +217,7 @@ def test_an_env_whose_reset_has_no_options_equals_one_that_has_them_until_they_a
         assert_same(ours.reset(options={}), others.reset(options={}))
         with pytest.raises((TypeError, vecenv.EnvError), match="unexpected keyword argument 'options'") as caught:
             ours.reset(options={"a": 1})
-    assert "add the argument options=None to the env's reset" in "".join(traceback.format_exception(caught.value))
+    assert "add the argument options=None to this `reset`" in "".join(traceback.format_exception(caught.value))
 
 
 def test_the_wrapper_for_masks_passes_no_options_unless_they_are_set():
@@ -227,6 +227,35 @@ def test_the_wrapper_for_masks_passes_no_options_unless_they_are_set():
             return observation, {**info, "action_mask": np.ones(2, np.int8)}
 
     assert ActionMaskObservation(Masking(0)).reset(seed=0)[0]["action_mask"].all()
+
+
+def test_an_error_about_options_in_the_envs_own_code_is_not_blamed_on_its_reset():
+    class Calls(CountingEnv):
+        def reset(self, *, seed=None, options=None):
+            return NoOptions(0).reset(options=options)
+
+    with vecenv.SyncVectorEnv([lambda: Calls(0)]) as envs, pytest.raises(TypeError, match="'options'") as caught:
+        envs.reset(seed=0)
+    assert caught.value.__notes__ == ["raised by env 0 during reset"]
+
+
+class Proxy:
+    """Wraps an env without inheriting from `gymnasium.Wrapper`."""
+
+    def __init__(self):
+        self.unwrapped = NoOptions(0)
+        self.observation_space, self.action_space = self.unwrapped.observation_space, self.unwrapped.action_space
+
+    def reset(self, **arguments):
+        return self.unwrapped.reset(**arguments)
+
+    def step(self, action):
+        return self.unwrapped.step(action)
+
+
+def test_a_wrapper_of_another_kind_around_an_env_without_options_works():
+    with vecenv.SyncVectorEnv([Proxy]) as envs:
+        envs.reset(seed=0)
 
 
 def test_the_same_error_in_the_envs_own_code_is_not_blamed_on_the_old_api():
