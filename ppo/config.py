@@ -477,8 +477,9 @@ def _instead_of(setting: str, value: Any, options: tuple[Any, ...]) -> str:
         module, name = getattr(value, "__module__", None) or "", getattr(value, "__qualname__", "<unnamed>")
         named = name if module.startswith("gymnasium.wrappers") else f"{module}:{name}"
         hint = f". Write its name, '{named if '<' not in name else 'module:name'}'"
-    functions = ". A function that makes an env can be passed to ppo.train(config, envs=FUNCTION)"
-    return hint + functions if setting == "env" and value is not None else hint
+    if setting == "env" and (callable(value) or hasattr(value, "step")):
+        hint += ". A function that makes an env can be passed to ppo.train(config, envs=FUNCTION)"
+    return hint
 
 
 _SB3 = {

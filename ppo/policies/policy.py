@@ -194,25 +194,34 @@ class Policy:
         return batch, not rank, self.memory
 
     def _leaf(self, observations: Any, path: tuple) -> np.ndarray:
-        hint, space = "", self.observation_space
+        try:
+            values = pick(observations, path)
+        except (KeyError, IndexError, TypeError) as error:
+            raise ValueError(
+                f"{name_of('observations', path)} is missing, but the networks need it{self._hint(observations)}"
+            ) from error
+        try:
+            given = np.asarray(values)
+        except ValueError as error:
+            raise ValueError(
+                f"{name_of('observations', path)} cannot be converted to an array{self._hint(observations)}"
+            ) from error
+        if given.dtype.kind not in "biuf":
+            name, hint = name_of("observations", path), self._hint(observations)
+            raise ValueError(f"{name} has dtype {given.dtype}, which is not numeric{hint}")
+        return given
+
+    def _hint(self, observations: Any) -> str:
+        """Returns what to add to an error about observations: what to do about the tuple that an env returned."""
+        space = self.observation_space
         members = space.spaces if isinstance(space, spaces.Tuple) else None
         if isinstance(observations, tuple) and (
             members is None
             or len(observations) != len(members)
             or (isinstance(observations[-1], dict) and not isinstance(members[-1], spaces.Dict))
         ):
-            hint = ". `reset` and `step` return tuples: pass only the observation, their first element"
-        try:
-            values = pick(observations, path)
-        except (KeyError, IndexError, TypeError) as error:
-            raise ValueError(f"{name_of('observations', path)} is missing, but the networks need it{hint}") from error
-        try:
-            given = np.asarray(values)
-        except ValueError as error:
-            raise ValueError(f"{name_of('observations', path)} cannot be converted to an array{hint}") from error
-        if given.dtype.kind not in "biuf":
-            raise ValueError(f"{name_of('observations', path)} has dtype {given.dtype}, which is not numeric{hint}")
-        return given
+            return ". `reset` and `step` return tuples: pass only the observation, their first element"
+        return ""
 
     def _fitted(self, given: np.ndarray, path: tuple) -> np.ndarray:
         """Returns a leaf in the dtype of its space, or raises ValueError if its values would change."""
