@@ -10,7 +10,7 @@ import tyro
 
 from ppo import cli as commands
 from ppo.run.infos import shown
-from ppo.run.scores import rounded
+from ppo.run.scores import counted, rounded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +41,6 @@ def command(argv: Sequence[str] | None = None) -> int:
         print(
             f"{scores.policy}: return {rounded(summary['return_mean'])} +- {rounded(summary['return_std'])} "
             f"(min {rounded(summary['return_min'])}, max {rounded(summary['return_max'])}), "
-            f"length {summary['length_mean']:,.1f}, {summary['episodes']} episodes{shown(summary, ', ')}, seed {seed}"
+            f"length {summary['length_mean']:,.1f}, {counted(summary['episodes'])}{shown(summary, ', ')}, seed {seed}"
         )
     return 0

@@ -18,7 +18,7 @@ from rich.text import Text
 from ppo.callbacks import Callback
 from ppo.config import Config
 from ppo.run.infos import shown
-from ppo.run.scores import Evaluation, Result, rounded
+from ppo.run.scores import Evaluation, Result, counted, rounded
 from ppo.run.status import Status
 
 SILENCE_S = 10.0  # seconds without a line after which a display prints what is being done, unless it has a live bar
@@ -131,7 +131,7 @@ class Display(Callback):
         scores = evaluation.summary()
         self._print(
             f"{env_steps:>12,} steps  {evaluation.policy}: return {_number(scores['return_mean'])} "
-            f"+- {_number(scores['return_std'])} over {scores['episodes']} episodes{shown(scores, ', ')}"
+            f"+- {_number(scores['return_std'])} over {counted(scores['episodes'])}{shown(scores, ', ')}"
         )
 
     def on_end(self, result: Result | None, error: BaseException | None) -> None:
@@ -150,7 +150,7 @@ class Display(Callback):
         self._print(f"\nrun folder:  {short(result.path)}")
         self._print(
             f"final score: {rounded(scores['return_mean'])} +- {rounded(scores['return_std'])} "
-            f"(mean return of the {of} over {scores['episodes']} episodes)"
+            f"(mean return of the {of} over {counted(scores['episodes'])})"
         )
         best, steps = (number_in(result.path / "checkpoints", BEST, key) for key in ("return_mean", "env_steps"))
         if best is not None and steps is not None:

@@ -88,6 +88,11 @@ def rounded(value: float) -> str:
     return f"{value:.3g}" if 1e-6 <= abs(value) < 1 else f"{value:,.1f}"
 
 
+def counted(episodes: float) -> str:
+    """Returns "1 episode", "20 episodes" and so on."""
+    return f"{episodes:,} episode" + "s" * (episodes != 1)
+
+
 @dataclass(frozen=True)
 class Result:
     """How a run ended. The functions that read a run accept it in place of the run's path.

@@ -78,7 +78,7 @@ class ActionWriter:
             if batch.dtype.kind == "f" and np.count_nonzero(np.isnan(batch)):
                 first = int(np.argmax(np.isnan(batch).reshape(count, -1).any(axis=1)))
                 raise ValueError(
-                    f"{name} for env {first if env_ids is None else env_ids[first]} is NaN: {batch[first]}. The policy "
+                    f"NaN in {name} for env {first if env_ids is None else env_ids[first]}: {batch[first]}. The policy "
                     "has most likely diverged; no env was stepped."
                 )
         if not fits:

@@ -202,4 +202,4 @@ def test_the_display_shows_infos(capsys):
         display.on_report(report)
         display.on_evaluation(128, ppo.Evaluation(np.array([1.0]), np.array([1]), {"a/b": np.array([2.0])}))
     _, line, scores = console.file.getvalue().splitlines()
-    assert "  info_a/b 0.25  info_none ...  " in line and scores.endswith("over 1 episodes, info_a/b 2")
+    assert "  info_a/b 0.25  info_none ...  " in line and scores.endswith("over 1 episode, info_a/b 2")

@@ -132,7 +132,7 @@ def test_the_error_for_nan_in_an_action_names_its_env():
     space = spaces.Box(-1, 1, (1,), np.float32)
     with vecenv.SyncVectorEnv([lambda: SampledEnv(space, space)] * 4) as envs:
         envs.reset(seed=1)
-        with pytest.raises(ValueError, match="actions for env 3 is NaN"):
+        with pytest.raises(ValueError, match="NaN in actions for env 3"):
             envs.send(np.array([[0.0], [np.nan]], np.float32), [1, 3])
 
 
