@@ -106,8 +106,9 @@ def train(
         ConfigError, vecenv.UnsupportedSpace: If the settings or the envs are invalid, or do not match `init_from`.
         RunError: If the run folder cannot be written, `init_from` cannot be read, or a module that `config` names is in
             `logdir`.
-        vecenv.EnvError, vecenv.WorkerDied: If an env raised or a worker died.
-        TrainingDiverged, NothingAllowed: If an observation, reward, loss or action mask is unusable.
+        vecenv.EnvError, vecenv.WorkerDied: If an env raised, or returned NaN or infinity as an observation, or a worker
+            died.
+        TrainingDiverged, NothingAllowed: If another observation, a reward, a loss or an action mask is unusable.
         KeyboardInterrupt: If a signal arrives before the first update has been learned.
     """
     from ppo.callbacks import checked

@@ -11,8 +11,17 @@ class TrainingDiverged(FloatingPointError):
     """A reward, an observation, a loss or a gradient is not finite, or a discrete observation is outside its space."""
 
 
+class FaultyEnv(TrainingDiverged):
+    """An env returned an unusable reward or observation. Training can be resumed once the env is fixed."""
+
+
 class NothingAllowed(ValueError):
     """An action mask forbids every action; the message names the env."""
+
+
+def is_resumable_after(error: BaseException) -> bool:
+    """Returns whether it makes sense to resume a run after this error: a run that has diverged diverges again."""
+    return not isinstance(error, TrainingDiverged) or isinstance(error, FaultyEnv)
 
 
 def first_line(error: Exception) -> str:

@@ -316,7 +316,7 @@ def test_the_kubernetes_job_trains_and_resumes_the_newest_run(tmp_path):
     (text,) = blocks(ROOT / "docs" / "cluster.md", "yaml")
     job = yaml.safe_load(text)["spec"]
     (learner,) = job["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"]
-    assert {one["name"]: one["value"] for one in learner["env"]} == {"RUNS": "/runs"}
+    assert {one["name"]: one["value"] for one in learner["env"]} == {"RUNS": "/runs/1"}
     runs = str(tmp_path / "runs")
     started = _in_the_shell(job["entrypoint"], tmp_path, RUNS=runs).split()
     assert started[:3] == ["-m", "ppo", "train"]

@@ -8,7 +8,9 @@ A call of `collect` carries all that an actor needs, so Ray can replace an actor
 from __future__ import annotations
 
 import importlib
+import socket
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -20,6 +22,7 @@ from ppo.algorithm.collector import Rollouts, Spaces
 from ppo.algorithm.packing import Packed, joined
 from ppo.algorithm.ray_actor import Actor, Outline, Place, kill
 from ppo.config import Config, ConfigError
+from ppo.errors import RunError
 from ppo.model.agent import Agent
 from ppo.versions import PACKAGES, versions
 from vecenv.tree import enclosing
@@ -29,6 +32,10 @@ FROZEN_POLLS = 20  # polls without an answer after which an actor counts as froz
 LOST_POLLS = 60  # polls without an answer after which Ray is not expected to replace an actor
 CLOSE_S = 5.0  # seconds in which an actor may close its envs
 DEATHS = 3  # in a row, after which an actor is not replaced again
+HEAD_CHECK_S = 5.0  # seconds between two checks of Ray's head
+HEAD_CHECKS = (
+    6  # failed checks in a row after which the run ends. Ray ends this process after a minute without its head
+)
 
 
 def common_spaces(shares: Sequence[Spaces]) -> Spaces:
@@ -56,6 +63,29 @@ def common_spaces(shares: Sequence[Spaces]) -> Spaces:
     return found
 
 
+class Head:
+    """The control server of a Ray cluster (GCS), at `address`, without which Ray soon ends this process, unsaved."""
+
+    def __init__(self, address: str):
+        self._address, self._checked_s, self._failures = address, time.monotonic(), 0
+
+    def check(self) -> None:
+        """Raises RunError if the server has accepted no connection for several checks. Call this often."""
+        if time.monotonic() - self._checked_s < HEAD_CHECK_S:
+            return
+        host, _, port = self._address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=HEAD_CHECK_S).close()
+            self._failures = 0
+        except OSError as error:
+            self._failures += 1
+            if self._failures >= HEAD_CHECKS:
+                raise RunError(
+                    f"the Ray cluster is lost, because its head at {self._address} accepts no connections: {error}"
+                ) from error
+        self._checked_s = time.monotonic()
+
+
 class RayCollector:
     """Collects with K actors. See `Collector` for the methods. Call `start` before any of them.
 
@@ -74,6 +104,7 @@ class RayCollector:
 
     Raises:
         vecenv.WorkerDied: If an actor died or does not answer.
+        RunError: If the head of the cluster is gone.
         Exception: Whatever an env raised, with a note that names the collector.
     """
 
@@ -97,6 +128,7 @@ class RayCollector:
             "scheduling_strategy": "SPREAD",
         }
         actor = self._ray.remote(**options)(Actor)
+        self._head = Head(self._ray.get_runtime_context().gcs_address)
         self._actors = [actor.remote(one, cores, sys.path) for one in pickled]
         self._pings = [self._ping(actor) for actor in self._actors]
         self._silent = [0] * len(shares)  # polls since the last answer to a ping
@@ -165,6 +197,7 @@ class RayCollector:
         pending, found = dict(pending), {}
         self._silent = [0] * len(self._shares)
         while pending:
+            self._head.check()
             done, _ = self._ray.wait(list(pending), timeout=POLL_S)
             for ref in done:
                 k = pending.pop(ref)

@@ -23,7 +23,7 @@ from ppo import cli as commands
 from ppo.callbacks import Callback
 from ppo.config import RESUMABLE, SETTINGS, TYPES, Config, ConfigError, described
 from ppo.envs import env_options
-from ppo.errors import RunError
+from ppo.errors import RunError, is_resumable_after
 from ppo.kwargs import Kwargs, to_words
 from ppo.presets import PRESETS, preset
 from ppo.run.display import Output, short
@@ -204,10 +204,11 @@ class _HowToResume(Callback):
         self._arguments = arguments
 
     def on_end(self, result: ppo.Result | None, error: BaseException | None) -> None:
-        if error is None or isinstance(error, ppo.TrainingDiverged):  # it would diverge again
+        run = Run(self.run_path)
+        if error is None or not is_resumable_after(error) or not run.exists:
             return
         try:
-            Run(self.run_path).check_begun()
+            run.check_begun()
         except RunError:
             error.add_note("The run ended before its first checkpoint, so nothing was saved.")
             return
@@ -215,7 +216,9 @@ class _HowToResume(Callback):
         if isinstance(error, vecenv.WorkerDied) and self.config.on_worker_death == "raise":
             error.add_note("To restart workers that die instead of ending the run, add --on-worker-death restart.")
         if isinstance(error, multiprocessing.TimeoutError):
-            error.add_note("If steps may take longer, raise --step-timeout-s.")
+            error.add_note(
+                "If steps may take longer, raise --step-timeout-s. For envs that hang, see docs/slow-simulators.md."
+            )
 
 
 def _trackers(arguments: Arguments) -> list[Callback]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ppo.errors import NothingAllowed, TrainingDiverged
+from ppo.errors import FaultyEnv, NothingAllowed, TrainingDiverged
 from ppo.model.observations import Observations, invalid
 from vecenv.ingraph import Rollout
 from vecenv.tree import leaves, pick
@@ -26,7 +26,7 @@ def check_rollout(
         members: Names of the K agents of an env, in the order of its K rows; empty if each row is an env.
 
     Raises:
-        TrainingDiverged: If a reward is not finite as float32, or no network can read an observation; see `invalid`.
+        FaultyEnv: If a reward is not finite as float32, or no network can read an observation; see `invalid`.
         NothingAllowed: If a mask forbids every action.
     """
     with np.errstate(over="ignore"):
@@ -97,7 +97,7 @@ def _refuse(
     where: np.ndarray | None = None,
     members: Sequence[str] = (),
 ) -> None:
-    """Raises TrainingDiverged for the first of the values `[T, N, ...]` that is bad, `bool[T, N, ...]`.
+    """Raises FaultyEnv for the first of the values `[T, N, ...]` that is bad, `bool[T, N, ...]`.
 
     `field` is the name of the values. Only rows `where` the data is valid count, `bool[T, N]`; None for all rows.
     """
@@ -109,7 +109,7 @@ def _refuse(
         if found.dtype.kind == "f" and np.isfinite(found):
             found = f"{found}, beyond the range of float32,"
         did = f"returned reward {found}" if field == "reward" else f"returned {found} in its {field}"
-        raise TrainingDiverged(
+        raise FaultyEnv(
             f"{_where(at, name, did, members)} Fix the env. The faulty rollout was not trained on or saved."
         )
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from ppo.config import Config, ConfigError
 from ppo.envs import EnvSource, distinct, evaluation_envs, mask_warning, spaces_of, time_limit_of
-from ppo.errors import TrainingDiverged
+from ppo.errors import FaultyEnv
 from ppo.model.agent import Agent
 from ppo.model.checks import owner_of
 from ppo.policies.policy import load_agent
@@ -86,7 +86,7 @@ class _Player:
         observations, rewards, terminated, truncated, _ = results
         for row in np.flatnonzero(~np.isfinite(rewards)).tolist():
             who = owner_of(row, self.members)
-            raise TrainingDiverged(f"{who} returned reward {rewards[row]} in an evaluation. Fix the env.")
+            raise FaultyEnv(f"{who} returned reward {rewards[row]} in an evaluation. Fix the env.")
         ended, began = (terminated | truncated) & self._alive, np.repeat(over, self.returns.shape[1])
         self.returns += self._earned(ended)  # an agent that enters again adds to its return
         valid = self._valid()
@@ -145,7 +145,7 @@ def play(players: Players, envs: EvaluationEnvs, episodes: int, *, functions: in
 
     Raises:
         EvaluationStopped: If `players.stopped` says so.
-        TrainingDiverged: If a reward is not finite.
+        FaultyEnv: If a reward is not finite.
         NothingAllowed: If the env has one agent, and its action mask forbids every action.
         multiprocessing.TimeoutError: If an env does not answer for `config.step_timeout_s` seconds.
     """

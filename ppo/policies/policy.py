@@ -212,8 +212,11 @@ class Policy:
         return given
 
     def _hint(self, observations: Any) -> str:
-        """Returns what to add to an error about observations: what to do about the tuple that an env returned."""
+        """Returns what to add to an error about observations: what was passed instead, and what to pass."""
         space = self.observation_space
+        if isinstance(space, spaces.Dict) and isinstance(observations, np.ndarray):
+            shape = observations.shape
+            return f". Pass a dict with the keys {', '.join(map(repr, space))}, not an array of shape {shape}"
         members = space.spaces if isinstance(space, spaces.Tuple) else None
         if isinstance(observations, tuple) and (
             members is None

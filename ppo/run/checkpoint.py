@@ -127,12 +127,13 @@ class Checkpoints:
                     f"cannot restore checkpoint {path}: it is damaged, or from other settings or another version of "
                     f"ppo: {first_line(error)}"
                 )
+        if which != LATEST:
+            raise RunError(f"the checkpoint {which} in {self._folder} cannot be read: choose another one")
+        best = f' The policy in {BEST!r} may be intact: choose checkpoint="{BEST}" (--checkpoint {BEST}).'
         raise RunError(
             f"no checkpoint in {self._folder} can be restored: all {len(found)} are damaged, or from other settings or "
             "another version of ppo. Nothing was changed. Restore the folder from a backup, use the version in "
-            "versions.json, or start a new run."
-            if which == LATEST
-            else f"the checkpoint {which} in {self._folder} cannot be read: choose another one"
+            f"versions.json, or start a new run.{best if (self._folder / BEST).is_dir() else ''}"
         )
 
 

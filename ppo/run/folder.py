@@ -123,9 +123,14 @@ class Run:
         """File with one line of JSON per report."""
         return self.path / "metrics.jsonl"
 
+    @property
+    def exists(self) -> bool:
+        """Whether the folder has neither been deleted nor moved."""
+        return (self.path / "config.json").is_file()
+
     def check_exists(self) -> None:
         """Raises RunError if the folder was deleted or moved. Call this before a write that would recreate it."""
-        if not (self.path / "config.json").is_file():
+        if not self.exists:
             raise RunError(
                 f"the run folder {self.path} is gone: it was deleted or moved during training. If it was moved, resume "
                 "it from its new location, where its last checkpoint is; otherwise start a new run."
@@ -136,7 +141,10 @@ class Run:
         # The first evaluation may precede the first periodic checkpoint.
         found = any(path.name.startswith(("step_", "best", "old_")) for path in self.checkpoints.glob("*"))
         if not found:
-            raise RunError(f"{self.path} holds nothing to load: it ended before its first checkpoint. Start a new run.")
+            raise RunError(
+                f"{self.path} holds nothing to load: it ended before its first checkpoint. Start a new run; a lower "
+                "checkpoint_interval (--checkpoint-interval) writes the first one sooner."
+            )
 
     def write_config(self, config: Config) -> None:
         """Writes the settings."""
@@ -267,11 +275,11 @@ class Run:
         try:
             return Config.from_json(json.loads(file.read_text()))
         except (OSError, ValueError, TypeError, AttributeError, ConfigError) as error:
-            version = self._versions().get(PACKAGES[0], "of an unknown version")
-            raise RunError(
-                f"{file} cannot be read: {error}. {PACKAGES[0]} {version} wrote it, and this is {PACKAGES[0]} "
-                f"{versions()[PACKAGES[0]]}."
-            ) from error
+            written, this = self._versions().get(PACKAGES[0], "of an unknown version"), versions()[PACKAGES[0]]
+            advice = f"{PACKAGES[0]} {written} wrote it, and this is {PACKAGES[0]} {this}."
+            if written == this:
+                advice = "Restore a backup, or start a new run."
+            raise RunError(f"{file} cannot be read: {error}. {advice}") from error
 
     def changed_versions(self) -> list[str]:
         """Returns "NAME OLD (now NEW)" for each package whose version has changed since the run began."""

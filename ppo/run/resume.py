@@ -18,7 +18,7 @@ from ppo.algorithm.collector import Collector
 from ppo.algorithm.schedules import schedule_change
 from ppo.callbacks import Callback
 from ppo.config import Config, ConfigError
-from ppo.errors import RunError
+from ppo.errors import RunError, is_resumable_after
 from ppo.run.checkpoint import Checkpoints, Recorded
 from ppo.run.folder import Run
 from ppo.run.progress import Progress
@@ -274,28 +274,35 @@ class Saver:
     def rescuing(self, stop: Stop) -> Iterator[None]:
         """Saves the last finished update if the block raises, and adds a note to the error that says where it is.
 
-        If `stop` explains the error, suppresses it instead.
+        If `stop` explains the error, suppresses it instead, with a warning if an env raised it.
         """
         try:
             yield
         except BaseException as error:
             if stop.explains(error):
+                if isinstance(error, vecenv.EnvError):
+                    self._callback.on_warning(f"an env failed while the run was stopping: {in_one_line(error)}")
                 return
             if self._progress.updates > 0:
-                error.add_note(self._rescued())
+                error.add_note(self._rescued(error))
             raise
 
-    def _rescued(self) -> str:
-        """Saves the last finished update if no checkpoint holds it, and returns what became of it."""
-        env_steps, failure = self._progress.env_steps, None
-        if not self._holds_last_update:
-            try:
+    def _rescued(self, error: BaseException) -> str:
+        """Saves the last finished update if no checkpoint holds it, and returns what became of it after this error."""
+        env_steps, failure = self._progress.env_steps, ""
+        try:
+            if not self._holds_last_update:
                 self.save()
-            except Exception as error:  # also from a callback, after the checkpoint was written
-                failure = error
-        if self._holds_last_update:
-            return f"The run is saved up to env-step {env_steps:,} in {self._run.path}, and can be resumed."
-        return f"The run could not be saved at env-step {env_steps:,}: {failure}"
+            self._run.check_exists()
+        except Exception as another:  # also from a callback, after the checkpoint was written
+            failure = str(another)
+        if self._holds_last_update and self._run.exists:
+            saved = f"The run is saved up to env-step {env_steps:,} in {self._run.path}"
+            return f"{saved}, and can be resumed." if is_resumable_after(error) else f"{saved}."
+        why = "." if failure == str(error) else f": {failure}"
+        if self.newest is not None and self.newest.env_steps < env_steps:
+            why += f" Its last checkpoint is that of env-step {self.newest.env_steps:,}."
+        return f"The run could not be saved at env-step {env_steps:,}{why}"
 
     @property
     def _holds_last_update(self) -> bool:
@@ -305,6 +312,10 @@ class Saver:
     def _write(self, actions: Recorded, states: SavedStates, *, complete: bool = False) -> Path:
         """Writes a checkpoint and returns its folder."""
         steps, values = self._progress.env_steps, {**self._progress.to_json(), "why_fresh": states.why_fresh}
-        path = self._checkpoints.save(steps, values, states.content, actions)
+        try:
+            path = self._checkpoints.save(steps, values, states.content, actions)
+        except RunError:
+            self._run.check_exists()  # the better explanation, if the run folder is gone
+            raise
         self.newest = Newest(steps, complete, why_fresh=states.why_fresh)
         return path

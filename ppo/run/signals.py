@@ -55,8 +55,11 @@ class Stop(threading.Event):
         self.set()
 
     def explains(self, error: BaseException) -> bool:
-        """Returns whether the signal explains an error: sent to the process group, it kills the workers as well."""
-        return self.is_set() and isinstance(error, vecenv.WorkerDied)
+        """Returns whether the signal explains an error.
+
+        Ctrl-C sends it to the whole process group: it kills workers, and processes with which the envs communicate.
+        """
+        return self.is_set() and isinstance(error, (vecenv.WorkerDied, vecenv.EnvError))
 
 
 class _Second:

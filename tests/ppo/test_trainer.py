@@ -616,7 +616,8 @@ def test_the_last_finished_update_is_saved_whatever_ends_the_run(tmp_path, undis
     (run,) = (tmp_path / "runs").iterdir()
     (checkpoint,) = checkpoints(run)
     assert checkpoint.name == "step_000000000160"
-    assert caught.value.__notes__[-1] == f"The run is saved up to env-step 160 in {run}, and can be resumed."
+    ending = "." if cause == "a loss is NaN" else ", and can be resumed."
+    assert caught.value.__notes__[-1] == f"The run is saved up to env-step 160 in {run}{ending}"
     progress = json.loads((checkpoint / "progress.json").read_text())
     assert progress["episodes"]["count"] == 8  # at steps 20 to 80 of each env; a rollout that is lost does not count
     for (name, values), expected in zip(_saved(checkpoint).items(), undisturbed(config).values(), strict=True):
@@ -640,6 +641,43 @@ def test_an_error_stays_visible_if_the_run_cannot_be_saved(tmp_path):
     (note,) = caught.value.__notes__
     assert re.match(r"The run could not be saved at env-step 32: cannot write checkpoint .*File exists", note)
     assert list(tmp_path.iterdir())
+
+
+def test_an_error_of_a_checkpoint_is_told_once_and_names_the_last_checkpoint(tmp_path, monkeypatch):
+    save = Checkpoints.save
+
+    def fails(self, step, *args, **kwargs):
+        if step > 32:
+            raise ppo.RunError("the disk is full")
+        return save(self, step, *args, **kwargs)
+
+    monkeypatch.setattr(Checkpoints, "save", fails)
+    config = dataclasses.replace(RARELY, checkpoint_interval=32)
+    with pytest.raises(ppo.RunError, match="the disk is full") as caught:
+        ppo.train(config, functools.partial(RewardTurnsBad, 1.0), logdir=tmp_path)
+    assert caught.value.__notes__ == [
+        "The run could not be saved at env-step 64. Its last checkpoint is that of env-step 32."
+    ]
+
+
+def test_an_error_of_an_env_is_a_warning_if_a_signal_has_stopped_the_run(tmp_path, monkeypatch):
+    """Ctrl-C also ends a simulator with which an env communicates, unless it has a session of its own."""
+
+    warnings = []
+
+    class Signals(Callback):
+        def on_update(self, report):
+            if report["env_steps"] == 160:
+                signal.raise_signal(signal.SIGINT)
+                raise vecenv.EnvError("the simulator is gone")
+
+        def on_warning(self, message):
+            warnings.append(message)
+
+    result = ppo.train(RARELY, functools.partial(RewardTurnsBad, 1.0), logdir=tmp_path, callbacks=Signals())
+    assert (result.env_steps, result.signal) == (160, signal.SIGINT)
+    assert warnings[-1] == "an env failed while the run was stopping: the simulator is gone"
+    assert checkpoints(result.path)[-1].name == "step_000000000160"
 
 
 # Checkpoints when env states cannot be saved.

@@ -80,8 +80,6 @@ def load_spec(env_id: str | EnvSpec) -> EnvSpec:
                 raise type(error)(str(error)) from None
             if module is not None:
                 advice = f"The module {where} has no class or function {name} either.{did_you_mean(name, module)}"
-            elif "Did you mean" in str(error):
-                raise
             else:
                 advice = (
                     'If a package registers this id, import it or name its module: "module:id". A class or function is '

@@ -247,4 +247,4 @@ def _no_room(size: int, limit: str, why: str, advice: str = "", available: int |
 
 
 def _mib(size: int) -> str:
-    return f"{size / 2**20:,.1f} MiB"
+    return f"{size / 2**20:,.1f} MiB" if size >= 2**20 else f"{size / 2**10:,.1f} KiB"

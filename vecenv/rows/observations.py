@@ -111,8 +111,9 @@ def fitted(value: Any, dtype: np.dtype, shape: tuple[int, ...], name: str, who: 
     """Returns an observation as an array that fits the memory, or raises an error with these names."""
     given = np.asarray(value)
     if given.shape != shape:
+        has = "is None" if value is None else f"has shape {given.shape}"
         raise ValueError(
-            f"{name} of {who} has shape {given.shape}, but its space says {shape}. "
+            f"{name} of {who} {has}, but its space says {shape}. "
             "Fix the env's observation_space or what its reset() and step() return."
         )
     if not tree.can_hold(dtype, given):

@@ -625,16 +625,14 @@ def combine_spaces(spaces: Sequence[EnvSpaces], mode: ObservationMode, name: str
         previous = found
         differs = f"The first env that differs is env {env}: {found.observation_space} instead of {single}."
         if mode == "same" and found.observation_space != single:
-            which = "the" if name == "SyncVectorEnv" else "some of the"  # the wording of Gymnasium's two classes
             raise UnsupportedSpace(
-                f"{name}(..., observation_mode='same') however {which} sub-environments observation spaces are not "
-                f"equivalent. If this is intentional, use `observation_mode='different'` instead. {differs}"
+                f"The envs of {name} have different observation spaces, but observation_mode='same'. {differs} If only "
+                "the bounds differ, and this is intentional, use observation_mode='different'."
             )
         if mode != "same" and not _equivalent(found.observation_space, single):
             raise UnsupportedSpace(
-                f"{name}(..., observation_mode='different' or custom space) however the sub-environment's "
-                f"observation spaces do not share a common shape and dtype. {differs} Wrap the envs so that all return "
-                "observations of the same shapes and dtypes."
+                f"The envs of {name} have observation spaces that do not share a common shape and dtype. {differs} "
+                "Wrap the envs so that all return observations of the same shapes and dtypes."
             )
         if found.env_action_space != first.env_action_space:
             raise UnsupportedSpace(

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from gymnasium import logger
 from gymnasium.error import Error as GymnasiumError
 
 from vecenv.errors import NotRestorable, SharedMemoryFull, VecEnvError, WorkerDied, env_error, in_one_line
@@ -78,11 +77,6 @@ def worker_failed(worker: WorkerHandle, reply: ErrorReply, *, broken: bool = Tru
     if wrong_name and exception_type is not None and issubclass(exception_type, GymnasiumError):
         return env_error(exception_type, wrong_name[1])
     broken = broken and reply.doing not in _TO_FIX  # the constructor closes a vector env that it could not build
-    if broken:
-        # Gymnasium logs these lines before it raises. It also logs the traceback, which this exception contains.
-        env = worker.low if reply.env is None else reply.env
-        logger.error(f"Received the following error from Worker-{env} - Shutting it down")
-        logger.error("Raising the last exception back to the main process.")
     advice = f"Fix {_TO_FIX.get(reply.doing, 'the env' if broken else 'the env or the call')} (the traceback is above)"
     lost = re.findall(r"^ModuleNotFoundError: No module named '(.+)'$", reply.traceback, re.MULTILINE)
     if lost and lost[-1] in sys.modules:

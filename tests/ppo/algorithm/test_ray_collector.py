@@ -443,6 +443,45 @@ def test_nothing_is_left_behind(tmp_path, how):
         assert checkpoints(run)
 
 
+def test_a_head_that_accepts_no_connections_for_several_checks_is_an_error(monkeypatch):
+    monkeypatch.setattr(ray_collector, "HEAD_CHECK_S", 0.001)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        host, port = server.getsockname()
+        head = ray_collector.Head(f"{host}:{port}")
+        for _ in range(10):
+            time.sleep(0.002)
+            head.check()
+    for _ in range(ray_collector.HEAD_CHECKS - 1):
+        time.sleep(0.002)
+        head.check()
+    time.sleep(0.002)
+    with pytest.raises(ppo.RunError, match=rf"its head at {host}:{port} accepts no connections: .*refused"):
+        head.check()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_run_whose_head_dies_is_saved(tmp_path):
+    """Ray itself would end the process after a minute, without a word of the run."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | QUICKLY_COMPILED
+    command = [*COMMAND, "--total-steps", "100000000", "--report-interval", "64", "--logdir", str(tmp_path)]
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    while "steps  return" not in process.stdout.readline():
+        assert process.poll() is None, process.stderr.read()
+    (head,) = (
+        int(path.name)
+        for path in Path("/proc").glob("[0-9]*")
+        if b"gcs_server" in (path / "cmdline").read_bytes().split(b"\0")[0] and os.getsid(int(path.name)) == process.pid
+    )
+    os.kill(head, signal.SIGKILL)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 2 and "the Ray cluster is lost" in errors and "to resume:" in errors, errors
+    (run,) = tmp_path.iterdir()
+    assert checkpoints(run)
+
+
 @pytest.mark.slow
 def test_an_address_that_cannot_be_reached_is_an_error(tmp_path):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}

@@ -30,6 +30,7 @@ from ppo import Config, ConfigError, Result, Run, RunError
 from ppo import cli as commands
 from ppo.__main__ import COMMANDS
 from ppo.config import SETTINGS
+from ppo.errors import FaultyEnv
 from ppo.run.signals import STOPPING, stop_on_signal
 from tests.ppo.runs import QUICKLY_COMPILED, command, only_run, parsed, reports, train
 
@@ -292,6 +293,7 @@ def test_errors_distinguish_a_folder_that_is_not_a_run_from_a_damaged_run(tmp_pa
     (copy / "config.json").write_text("{")
     done = run_here("evaluate", str(copy))
     assert done.returncode == 2 and "config.json cannot be read" in done.stderr
+    assert "Restore a backup, or start a new run." in done.stderr  # this version wrote it
 
 
 @pytest.mark.parametrize("missing", ["spaces.json", "checkpoints"])
@@ -385,7 +387,7 @@ def test_an_interrupted_run_is_saved_and_says_how_to_resume(tmp_path, number):
     assert json.loads((newest / "progress.json").read_text())["update"] > 0
 
 
-@pytest.mark.parametrize("error", [vecenv.WorkerDied, vecenv.EnvError, OSError])
+@pytest.mark.parametrize("error", [vecenv.WorkerDied, vecenv.EnvError, FaultyEnv, OSError])
 def test_an_error_that_ends_a_run_says_how_to_resume_it(tmp_path, finished, run_here, monkeypatch, error):
     copy = Path(shutil.copytree(finished.path, tmp_path / "copy"))
     monkeypatch.setattr("ppo.trainer.Trainer.collect", lambda self: raises(error("why")))

@@ -267,6 +267,11 @@ def test_an_observation_without_a_key_is_an_error_that_names_it(load):
         load(spaces.Discrete(2), spaces.Tuple([SEEN, spaces.Dict(x=SEEN)]))((ONE, {}))
 
 
+def test_the_error_for_an_array_instead_of_a_dict_names_the_keys(load):
+    with pytest.raises(ValueError, match=r"Pass a dict with the keys 'a', 'b', not an array of shape \(12,\)$"):
+        load(spaces.Discrete(2), spaces.Dict(a=SEEN, b=SEEN))(np.zeros(12))
+
+
 def test_the_return_scale_of_a_run_is_in_its_checkpoint(tmp_path):
     scales = []
 

@@ -101,7 +101,12 @@ def test_a_checkpoint_survives_a_kill_while_it_is_replaced(tmp_path, monkeypatch
 def test_restoring_without_an_intact_checkpoint_is_an_error(tmp_path):
     for path in saved(tmp_path, 1, 2):
         (path / "state.index").write_bytes(b"")
-    with pytest.raises(RunError, match="all 2 are damaged"):
+    with pytest.raises(RunError, match=r"all 2 are damaged.*start a new run\.$"):
+        restored(tmp_path)
+    (tmp_path / "best").mkdir()
+    with pytest.raises(
+        RunError, match=r"all 2 are damaged.*may be intact: choose checkpoint=\"best\" \(--checkpoint best\)\.$"
+    ):
         restored(tmp_path)
     with pytest.raises(RunError, match="holds no checkpoint"):
         restored(tmp_path / "elsewhere")

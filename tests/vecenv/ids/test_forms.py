@@ -1,5 +1,8 @@
 """Tests of ids that other packages register with a vector_entry_point: vecenv.make uses it where it can."""
 
+import re
+import traceback
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -231,3 +234,17 @@ def test_gymnasiums_own_ids_are_single_envs_because_their_vector_forms_share_a_g
     theirs = gym.make_vec("CartPole-v1", 3, vectorization_mode="sync")
     assert_same(single, theirs.reset(seed=1)[0])
     assert (gym.make_vec("CartPole-v1", 3).reset(seed=1)[0][1:] != single[1:]).all() and logged() == []
+
+
+class Misnamed(DrawingVectorEnv):
+    def __init__(self, n, **kwargs):
+        super().__init__(n, **kwargs)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_arguments_that_a_vector_env_does_not_take_are_in_the_error(register, num_workers):
+    register(Misnamed, entry_point=None)
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'n'") as caught:
+        vecenv.make("Both-v0", 3, num_workers)
+    told = "".join(traceback.format_exception(caught.value))
+    assert re.search(r"It was called with num_envs=3, max_episode_steps=9, .*autoreset_mode=", told)

@@ -129,7 +129,7 @@ def test_the_error_for_a_class_of_pettingzoo_names_what_steps_it():
             'If a package registers this id, import it or name its module: "module:id". A class or function',
         ),
         ("Nowhere/Nothing-v0", 'Namespace Nowhere not found.*"module:id"'),
-        ("HalfCheeta-v5", r"Did you mean: `HalfCheetah`\?$"),
+        ("HalfCheeta-v5", r"Did you mean: `HalfCheetah`\? If a package registers"),
         ("HalfCheetah-v9", "`v9`.*`v5`"),
         ("my_env.py:MyEnv", "env id 'my_env.py:MyEnv': 'my_env.py' names a file. Give its module, 'my_env', and run"),
         ("my_env.py", """env id 'my_env.py' names a file: name a class or function in it, as in "my_env:NAME\""""),

@@ -148,7 +148,7 @@ def test_too_many_open_files_are_not_reported_as_a_lack_of_memory(monkeypatch):
 @pytest.mark.parametrize("create", [Block.create, Block.private])
 def test_a_block_larger_than_available_memory_is_rejected_before_a_page_is_allocated(create, monkeypatch):
     monkeypatch.setattr(memory, "memory_limits", lambda: [(1000, "the RAM"), (2000, "the job")])
-    with pytest.raises(SharedMemoryFull, match=r"in the RAM of which 0\.0 MiB are available.* num_envs") as caught:
+    with pytest.raises(SharedMemoryFull, match=r"in the RAM of which 1\.0 KiB are available.* num_envs") as caught:
         create(1001)
     assert "shared_memory=False" not in str(caught.value)  # that would not help
     assert (caught.value.needed_bytes, caught.value.available_bytes) == (1001, 1000)
@@ -196,7 +196,7 @@ def test_memory_that_the_kernel_refuses_is_not_blamed_on_dev_shm(create, monkeyp
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
     monkeypatch.setattr(mmap, "mmap", refuse)
-    with pytest.raises(SharedMemoryFull, match=r"need 0\.0 MiB.*Cannot allocate memory.*`ulimit -v`") as caught:
+    with pytest.raises(SharedMemoryFull, match=r"need 0\.1 KiB.*Cannot allocate memory.*`ulimit -v`") as caught:
         create(100)
     assert "/dev/shm" not in str(caught.value)
 

@@ -64,7 +64,14 @@ rewards, terminated = np.zeros(4), np.zeros(4, bool)
         ),
         ({"outcome": (rewards, terminated, None)}, r"Task\.outcome\(\) must return infos as a dict; it returned None"),
         ({"outcome": (rewards, {}, terminated)}, r"Task\.outcome\(\) must return infos as a dict; it returned array"),
-        ({"observe": [[1.0, 2.0], [3.0], [4.0], [5.0]]}, r"Task\.observe\(\) must return.*it returned object\[4\]"),
+        (
+            {"observe": [[1.0, 2.0], [3.0], [4.0], [5.0]]},
+            r"Task\.observe\(\) must return.*a list of length 4 \(np\.col",
+        ),
+        (
+            {"observe": (np.ones((4, 3)), np.ones((4, 2)))},
+            r"must return float64\[N, M\].*it returned a tuple of length 2",
+        ),
         ({"outcome": None}, r"Task\.outcome\(\) must return .*; it returned None"),
         ({"infos": {"speed": np.zeros(2)}}, r"info 'speed' \[N, ...\] with N=4; it returned float64\[2\]"),
         ({"infos": {"speed": 3.0}}, r"info 'speed' \[N, ...\] with N=4; it returned float64\[\]"),

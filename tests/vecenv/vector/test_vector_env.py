@@ -98,7 +98,7 @@ def test_observation_mode_different_batches_the_bounds_as_gymnasium_does(cls):
         assert_same(ours.reset(seed=3), theirs.reset(seed=3))
         for _ in range(20):
             assert_same(ours.step([0, 1]), theirs.step([0, 1]))
-    with pytest.raises(RuntimeError, match=r"observation_mode='same'.*use `observation_mode='different'`"):
+    with pytest.raises(RuntimeError, match=r"observation_mode='same'.*use observation_mode='different'"):
         cls(different_fns())
 
 

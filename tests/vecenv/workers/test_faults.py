@@ -70,19 +70,15 @@ def test_an_env_that_turns_out_to_have_another_form_is_no_error_message():
     assert failed(other_form=form) is form
 
 
-@pytest.mark.parametrize(("env", "index"), [(None, 2), (0, 0), (4, 4)])
-def test_an_exception_in_a_step_is_logged_as_in_gymnasium(env, index):
-    with pytest.warns(UserWarning) as logged:
-        error = failed(env=env, doing="step")
-    assert [str(each.message).split("ERROR: ")[1].split("\x1b")[0] for each in logged] == [
-        f"Received the following error from Worker-{index} - Shutting it down",
-        "Raising the last exception back to the main process.",
-    ]
-    assert str(error).endswith("\nFix the env (the traceback is above). This vector env can now only be closed.")
+@pytest.mark.parametrize(("env", "who"), [(None, "envs 2:5"), (4, "env 4")])
+def test_an_exception_in_a_step_names_the_env_and_breaks_the_vector_env(env, who):
+    """Gymnasium also logs it, with the number of the env as that of its worker."""
+    error = str(failed(env=env, doing="step"))
+    assert error.startswith(f"{who} in worker 1 raised during step:")
+    assert error.endswith("\nFix the env (the traceback is above). This vector env can now only be closed.")
 
 
 def test_an_exception_between_steps_leaves_the_vector_env_intact():
-    """Nothing is logged, because nothing is shut down."""
     assert str(failed(doing="call", broken=False)).endswith("\nFix the env or the call (the traceback is above).")
 
 

@@ -9,8 +9,6 @@ from vecenv.workers.messenger import BadMessage, WorkerHandle
 from vecenv.workers.pending import PendingCommand, PendingRows
 from vecenv.workers.protocol import CALL, FRAME, STEP, ErrorReply, Kind, RowsReply, decode
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*(Received the following|Raising the last)")
-
 WORKERS = [WorkerHandle(0, 0, 2, None, None, -1), WorkerHandle(1, 2, 5, None, None, -1)]
 ERROR = ErrorReply("the motor is on fire", "", None, None, "step", None, None)
 
