@@ -99,16 +99,17 @@ def train(
             and its workers step the envs.
         cluster: Address of the Ray cluster of the collectors, "host:port" or "auto". None: the variable RAY_ADDRESS, or
             Ray on this machine.
-        progress: Whether to show progress on stdout, as the command does.
+        progress: Whether to show progress on stdout, as the command does. If not, only warnings are shown, on stderr.
 
     Raises:
         TypeError: If `config` is not a `Config`, or a callback is not a `Callback`.
         ConfigError, vecenv.UnsupportedSpace: If the settings or the envs are invalid, or do not match `init_from`.
         RunError: If the run folder cannot be written, `init_from` cannot be read, or a module that `config` names is in
             `logdir`.
-        vecenv.EnvError, vecenv.WorkerDied: If an env raised, or returned NaN or infinity as an observation, or a worker
-            died.
-        TrainingDiverged, NothingAllowed: If another observation, a reward, a loss or an action mask is unusable.
+        vecenv.EnvError, vecenv.WorkerDied: If an env raised in a worker, or a worker died. Without workers, the env's
+            own exception is raised. An observation that is not finite counts as a ValueError of the env.
+        TrainingDiverged, NothingAllowed: If a reward or a loss is not finite, a discrete observation is outside its
+            space, or a mask forbids every action.
         KeyboardInterrupt: If a signal arrives before the first update has been learned.
     """
     from ppo.callbacks import checked

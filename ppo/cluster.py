@@ -22,11 +22,14 @@ import vecenv
 from ppo.config import ConfigError
 from ppo.errors import first_line
 
-QUIET = {
+LOSS_S = 600  # seconds that this process survives without Ray's head, so that the run can be saved; Ray's default is 60
+
+DEFAULTS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # the behavior that Ray otherwise announces as its future default
     "RAY_DISABLE_IMPORT_WARNING": "1",
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # of the other actors, after an error of one of them
+    "RAY_gcs_rpc_server_reconnect_timeout_s": str(LOSS_S),
 }
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """If this variable is "0", processes of Ray listen on the loopback interface alone, as they do by default on macOS."""
@@ -65,7 +68,7 @@ def cluster(address: str | None, actors: int, warn: Callable[[str], None]) -> It
         ConfigError: If Ray is not installed, cannot be started or reached, or has too few cores.
     """
     address = address or os.environ.get("RAY_ADDRESS") or None
-    for name, value in QUIET.items():
+    for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
     try:
         import ray

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import vecenv
+
 
 class RunError(RuntimeError):
     """A folder is not a run, or a run cannot be used. The message says why and what to do."""
@@ -20,8 +22,14 @@ class NothingAllowed(ValueError):
 
 
 def is_resumable_after(error: BaseException) -> bool:
-    """Returns whether it makes sense to resume a run after this error: a run that has diverged diverges again."""
+    """Returns whether a run can usefully be resumed after this error. A diverged run would diverge again."""
     return not isinstance(error, TrainingDiverged) or isinstance(error, FaultyEnv)
+
+
+def is_from_env(error: BaseException) -> bool:
+    """Returns whether an env raised the error, in a worker or in this process, or returned an unusable value."""
+    raised = any(note.startswith("raised by env") for note in getattr(error, "__notes__", ()))
+    return raised or isinstance(error, (vecenv.EnvError, FaultyEnv))
 
 
 def first_line(error: Exception) -> str:

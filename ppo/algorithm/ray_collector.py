@@ -32,10 +32,8 @@ FROZEN_POLLS = 20  # polls without an answer after which an actor counts as froz
 LOST_POLLS = 60  # polls without an answer after which Ray is not expected to replace an actor
 CLOSE_S = 5.0  # seconds in which an actor may close its envs
 DEATHS = 3  # in a row, after which an actor is not replaced again
-HEAD_CHECK_S = 5.0  # seconds between two checks of Ray's head
-HEAD_CHECKS = (
-    6  # failed checks in a row after which the run ends. Ray ends this process after a minute without its head
-)
+HEAD_CHECK_S = 5.0  # seconds between two attempts to reach Ray's head
+HEAD_LOST_S = 20.0  # seconds of failed attempts after which the head counts as lost
 
 
 def common_spaces(shares: Sequence[Spaces]) -> Spaces:
@@ -64,26 +62,33 @@ def common_spaces(shares: Sequence[Spaces]) -> Spaces:
 
 
 class Head:
-    """The control server of a Ray cluster (GCS), at `address`, without which Ray soon ends this process, unsaved."""
+    """Watches the head of a Ray cluster: the control server (GCS) at `address`, "host:port". `clock` returns seconds.
 
-    def __init__(self, address: str):
-        self._address, self._checked_s, self._failures = address, time.monotonic(), 0
+    Ray ends this process, without saving the run, some time after it has lost the head (`ppo.cluster.LOSS_S`).
+    """
+
+    def __init__(self, address: str, clock: Callable[[], float] = time.monotonic):
+        self._address, self._clock, self._tried_s = address, clock, clock()
+        self._failing_since_s: float | None = None
 
     def check(self) -> None:
-        """Raises RunError if the server has accepted no connection for several checks. Call this often."""
-        if time.monotonic() - self._checked_s < HEAD_CHECK_S:
+        """Raises RunError if the head has refused all connections for `HEAD_LOST_S`. Call this often."""
+        now = self._clock()
+        if now - self._tried_s < HEAD_CHECK_S:
             return
+        self._tried_s = now
         host, _, port = self._address.rpartition(":")
         try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=HEAD_CHECK_S).close()
-            self._failures = 0
+            socket.create_connection((host.strip("[]"), int(port)), timeout=1.0).close()
         except OSError as error:
-            self._failures += 1
-            if self._failures >= HEAD_CHECKS:
+            since = self._failing_since_s = now if self._failing_since_s is None else self._failing_since_s
+            if now - since >= HEAD_LOST_S:
                 raise RunError(
-                    f"the Ray cluster is lost, because its head at {self._address} accepts no connections: {error}"
+                    f"lost the Ray cluster: its head at {self._address} does not accept connections ({error}). "
+                    "Restart the cluster, then resume the run."
                 ) from error
-        self._checked_s = time.monotonic()
+        else:
+            self._failing_since_s = None
 
 
 class RayCollector:

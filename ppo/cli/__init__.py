@@ -11,7 +11,6 @@ import shlex
 import shutil
 import signal
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from gymnasium.error import DeprecatedEnv, UnregisteredEnv
 from gymnasium.error import Error as GymnasiumError
 
 from ppo.config import ConfigError
-from ppo.errors import NothingAllowed, RunError
+from ppo.errors import NothingAllowed, RunError, is_from_env
 from ppo.run.display import Display, Output, console_on
 from ppo.run.folder import Run
 from ppo.run.signals import exit_on_second_signal, on_first_signal
@@ -86,8 +85,6 @@ def main(command: Callable[[], int]) -> None:
     or swallow this exception, so the exit code depends only on the signal. A second Ctrl-C or SIGTERM ends the process
     at once.
     """
-    # Gymnasium warns before it raises an env's error, which these commands print themselves.
-    warnings.filterwarnings("ignore", message=".*(Received the following error|Raising the last exception)")
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # paths may have characters that a terminal cannot show
     with redirect_stderr(Output(sys.stderr)):  # type: ignore[type-var]
@@ -122,14 +119,16 @@ def _outcome(command: Callable[[], int]) -> tuple[int, str]:
     # This clause is first, because an EnvError is also an instance of the env's own exception type.
     except vecenv.VecEnvError as error:
         return 2 if isinstance(error, vecenv.UnsupportedSpace | UnregisteredEnv | DeprecatedEnv) else 1, _text(error)
-    except BrokenPipeError:  # the reader of stdout has exited
+    except BrokenPipeError as error:
+        if is_from_env(error):
+            return 1, _text(error)
+        # The reader of stdout has exited.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE, ""
     except (FloatingPointError, NothingAllowed, multiprocessing.TimeoutError, ConnectionError) as error:
         return 1, _text(error)
     except (ConfigError, RunError, GymnasiumError, OSError) as error:  # also if a file cannot be read or written
-        by_env = any(note.startswith("raised by env") for note in getattr(error, "__notes__", ()))
-        return 1 if by_env else 2, _text(error)
+        return 1 if is_from_env(error) else 2, _text(error)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT, "interrupted"
 

@@ -217,7 +217,7 @@ class _HowToResume(Callback):
             error.add_note("To restart workers that die instead of ending the run, add --on-worker-death restart.")
         if isinstance(error, multiprocessing.TimeoutError):
             error.add_note(
-                "If steps may take longer, raise --step-timeout-s. For envs that hang, see docs/slow-simulators.md."
+                "If a step may take longer, raise --step-timeout-s. If an env hangs, see docs/slow-simulators.md."
             )
 
 

@@ -212,7 +212,7 @@ class Policy:
         return given
 
     def _hint(self, observations: Any) -> str:
-        """Returns what to add to an error about observations: what was passed instead, and what to pass."""
+        """Returns what to add to an error about observations: which form was passed, and which is expected."""
         space = self.observation_space
         if isinstance(space, spaces.Dict) and isinstance(observations, np.ndarray):
             shape = observations.shape

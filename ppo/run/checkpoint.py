@@ -129,7 +129,7 @@ class Checkpoints:
                 )
         if which != LATEST:
             raise RunError(f"the checkpoint {which} in {self._folder} cannot be read: choose another one")
-        best = f' The policy in {BEST!r} may be intact: choose checkpoint="{BEST}" (--checkpoint {BEST}).'
+        best = f" The checkpoint {BEST!r} may still be intact: `ppo evaluate RUN --checkpoint {BEST}`."
         raise RunError(
             f"no checkpoint in {self._folder} can be restored: all {len(found)} are damaged, or from other settings or "
             "another version of ppo. Nothing was changed. Restore the folder from a backup, use the version in "

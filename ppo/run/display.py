@@ -183,8 +183,13 @@ def console_on(stream: Any) -> Console:
 
 
 def display_for(progress: bool) -> AbstractContextManager[Callback]:
-    """Returns the display of a run on stdout, or a callback that shows nothing."""
-    return Display(console_on(sys.stdout)) if progress else nullcontext(Callback())
+    """Returns the display of a run on stdout, or a callback that prints only warnings, on stderr."""
+    return Display(console_on(sys.stdout)) if progress else nullcontext(_Warnings())
+
+
+class _Warnings(Callback):
+    def on_warning(self, message: str) -> None:
+        print(f"warning: {message}", file=Output(sys.stderr), flush=True)  # type: ignore[call-overload]
 
 
 def short(path: Path) -> str:

@@ -125,8 +125,11 @@ class Run:
 
     @property
     def exists(self) -> bool:
-        """Whether the folder has neither been deleted nor moved."""
-        return (self.path / "config.json").is_file()
+        """Whether the folder has neither been deleted nor moved, as far as is known."""
+        try:
+            return (self.path / "config.json").is_file()
+        except OSError:  # such as a server of files that does not answer
+            return True
 
     def check_exists(self) -> None:
         """Raises RunError if the folder was deleted or moved. Call this before a write that would recreate it."""
@@ -142,8 +145,8 @@ class Run:
         found = any(path.name.startswith(("step_", "best", "old_")) for path in self.checkpoints.glob("*"))
         if not found:
             raise RunError(
-                f"{self.path} holds nothing to load: it ended before its first checkpoint. Start a new run; a lower "
-                "checkpoint_interval (--checkpoint-interval) writes the first one sooner."
+                f"{self.path} holds nothing to load: it ended before its first checkpoint. Start a new run. Lower "
+                "checkpoint_interval (--checkpoint-interval) to save earlier."
             )
 
     def write_config(self, config: Config) -> None:
@@ -276,10 +279,10 @@ class Run:
             return Config.from_json(json.loads(file.read_text()))
         except (OSError, ValueError, TypeError, AttributeError, ConfigError) as error:
             written, this = self._versions().get(PACKAGES[0], "of an unknown version"), versions()[PACKAGES[0]]
-            advice = f"{PACKAGES[0]} {written} wrote it, and this is {PACKAGES[0]} {this}."
-            if written == this:
-                advice = "Restore a backup, or start a new run."
-            raise RunError(f"{file} cannot be read: {error}. {advice}") from error
+            raise RunError(
+                f"{file} cannot be read: {error}. {PACKAGES[0]} {written} wrote it, and this is {PACKAGES[0]} {this}: "
+                "use that version, restore a backup, or start a new run."
+            ) from error
 
     def changed_versions(self) -> list[str]:
         """Returns "NAME OLD (now NEW)" for each package whose version has changed since the run began."""

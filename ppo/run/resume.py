@@ -18,7 +18,7 @@ from ppo.algorithm.collector import Collector
 from ppo.algorithm.schedules import schedule_change
 from ppo.callbacks import Callback
 from ppo.config import Config, ConfigError
-from ppo.errors import RunError, is_resumable_after
+from ppo.errors import RunError, is_from_env, is_resumable_after
 from ppo.run.checkpoint import Checkpoints, Recorded
 from ppo.run.folder import Run
 from ppo.run.progress import Progress
@@ -232,10 +232,10 @@ class Saver:
             vecenv.WorkerDied, vecenv.StateError, multiprocessing.TimeoutError: If training should continue, but the
                 envs cannot be stepped any more. The checkpoint was written.
         """
+        self._run.check_exists()
         if self.newest is not None and self.newest.complete and self._holds_last_update:
             return
         with self._status.doing("saving"):
-            self._run.check_exists()
             actions, states = self._actions(), self._states.omitted(periodic=periodic)
             if self._progress.ahead:  # the states would be newer than the policies
                 states = SavedStates(why_fresh="a rollout that was not trained on was in progress")
@@ -274,35 +274,44 @@ class Saver:
     def rescuing(self, stop: Stop) -> Iterator[None]:
         """Saves the last finished update if the block raises, and adds a note to the error that says where it is.
 
-        If `stop` explains the error, suppresses it instead, with a warning if an env raised it.
+        If `stop` explains the error, suppresses it. If the error is an env's, warns, after saving the run.
         """
         try:
             yield
         except BaseException as error:
             if stop.explains(error):
-                if isinstance(error, vecenv.EnvError):
-                    self._callback.on_warning(f"an env failed while the run was stopping: {in_one_line(error)}")
+                if is_from_env(error):
+                    self.save()
+                    notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
+                    self._callback.on_warning(f"an env failed while the run was stopping: {error}{notes}")
                 return
-            if self._progress.updates > 0:
-                error.add_note(self._rescued(error))
+            if self._progress.updates > 0 and (note := self._rescued(error)):
+                error.add_note(note)
             raise
 
     def _rescued(self, error: BaseException) -> str:
-        """Saves the last finished update if no checkpoint holds it, and returns what became of it after this error."""
+        """Saves the last finished update if no checkpoint holds it, and returns a note for the error, or "".
+
+        The note says what is saved, unless the error itself does.
+        """
         env_steps, failure = self._progress.env_steps, ""
         try:
             if not self._holds_last_update:
                 self.save()
+        except Exception as save_error:  # also from a callback, after the checkpoint was written
+            failure = str(save_error)
+        try:
             self._run.check_exists()
-        except Exception as another:  # also from a callback, after the checkpoint was written
-            failure = str(another)
-        if self._holds_last_update and self._run.exists:
+        except RunError as gone:
+            return "" if str(gone) == str(error) else f"Besides, {gone}"
+        if self._holds_last_update:
             saved = f"The run is saved up to env-step {env_steps:,} in {self._run.path}"
             return f"{saved}, and can be resumed." if is_resumable_after(error) else f"{saved}."
-        why = "." if failure == str(error) else f": {failure}"
-        if self.newest is not None and self.newest.env_steps < env_steps:
-            why += f" Its last checkpoint is that of env-step {self.newest.env_steps:,}."
-        return f"The run could not be saved at env-step {env_steps:,}{why}"
+        note = f"The run could not be saved at env-step {env_steps:,}"
+        note += "." if failure == str(error) else f": {failure}"
+        if self.newest is not None:
+            note += f" Its last checkpoint is from env-step {self.newest.env_steps:,}."
+        return note
 
     @property
     def _holds_last_update(self) -> bool:
@@ -315,7 +324,7 @@ class Saver:
         try:
             path = self._checkpoints.save(steps, values, states.content, actions)
         except RunError:
-            self._run.check_exists()  # the better explanation, if the run folder is gone
+            self._run.check_exists()  # which explains the failure better if the folder is gone
             raise
         self.newest = Newest(steps, complete, why_fresh=states.why_fresh)
         return path

@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import vecenv
+from ppo.errors import is_from_env
 
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 """Signals with which batch systems announce the end of a job. Handlers of the user's script have precedence."""
@@ -55,11 +56,11 @@ class Stop(threading.Event):
         self.set()
 
     def explains(self, error: BaseException) -> bool:
-        """Returns whether the signal explains an error.
+        """Returns whether the signal may explain an error.
 
-        Ctrl-C sends it to the whole process group: it kills workers, and processes with which the envs communicate.
+        Ctrl-C signals the whole process group, including workers and the simulators with which envs communicate.
         """
-        return self.is_set() and isinstance(error, (vecenv.WorkerDied, vecenv.EnvError))
+        return self.is_set() and (isinstance(error, vecenv.WorkerDied) or is_from_env(error))
 
 
 class _Second:

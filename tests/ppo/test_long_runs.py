@@ -236,8 +236,7 @@ def test_a_run_whose_folder_is_gone_ends_at_its_next_write(tmp_path, settings, s
     deletes = Deletes(logdir, moved)
     with pytest.raises(ppo.RunError, match=r"the run folder .*/runs/\d+-.* is gone: it was deleted or moved") as caught:
         ppo.train(config, logdir=logdir, callbacks=[deletes, *stop])
-    for note in getattr(caught.value, "__notes__", []):
-        assert re.match(r"The run could not be saved at env-step \d+\.", note) and "is gone" not in note
+    assert not getattr(caught.value, "__notes__", [])  # the error says everything
     assert not logdir.exists() and deletes.updates == len(stop)
 
 

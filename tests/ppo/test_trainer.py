@@ -2,13 +2,16 @@
 
 import copy
 import dataclasses
+import errno
 import functools
 import json
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 from contextlib import closing, contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import gymnasium as gym
@@ -643,7 +646,7 @@ def test_an_error_stays_visible_if_the_run_cannot_be_saved(tmp_path):
     assert list(tmp_path.iterdir())
 
 
-def test_an_error_of_a_checkpoint_is_told_once_and_names_the_last_checkpoint(tmp_path, monkeypatch):
+def test_a_failed_checkpoint_is_reported_once_with_the_last_checkpoint(tmp_path, monkeypatch):
     save = Checkpoints.save
 
     def fails(self, step, *args, **kwargs):
@@ -656,28 +659,74 @@ def test_an_error_of_a_checkpoint_is_told_once_and_names_the_last_checkpoint(tmp
     with pytest.raises(ppo.RunError, match="the disk is full") as caught:
         ppo.train(config, functools.partial(RewardTurnsBad, 1.0), logdir=tmp_path)
     assert caught.value.__notes__ == [
-        "The run could not be saved at env-step 64. Its last checkpoint is that of env-step 32."
+        "The run could not be saved at env-step 64. Its last checkpoint is from env-step 32."
     ]
 
 
-def test_an_error_of_an_env_is_a_warning_if_a_signal_has_stopped_the_run(tmp_path, monkeypatch):
-    """Ctrl-C also ends a simulator with which an env communicates, unless it has a session of its own."""
+class Mourns(RewardTurnsBad):
+    """Sends SIGINT to a process and raises, like an env whose simulator Ctrl-C has ended."""
 
-    warnings = []
+    def __init__(self, pid):
+        super().__init__(1.0)
+        self.pid, self.left = pid, FIVE
 
-    class Signals(Callback):
-        def on_update(self, report):
-            if report["env_steps"] == 160:
-                signal.raise_signal(signal.SIGINT)
-                raise vecenv.EnvError("the simulator is gone")
+    def step(self, action):
+        self.left -= 1
+        if self.left == 0:
+            os.kill(self.pid, signal.SIGINT)
+            raise BrokenPipeError("the simulator is gone")
+        return super().step(action)
 
-        def on_warning(self, message):
-            warnings.append(message)
 
-    result = ppo.train(RARELY, functools.partial(RewardTurnsBad, 1.0), logdir=tmp_path, callbacks=Signals())
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_env_error_after_a_signal_is_only_a_warning(tmp_path, num_workers):
+    warnings = Notes()
+    result = ppo.train(
+        dataclasses.replace(RARELY, num_workers=num_workers), functools.partial(Mourns, os.getpid()),
+        logdir=tmp_path, callbacks=warnings,
+    )  # fmt: skip
     assert (result.env_steps, result.signal) == (160, signal.SIGINT)
-    assert warnings[-1] == "an env failed while the run was stopping: the simulator is gone"
+    (warning,) = (one for one in warnings.warnings if "while the run was stopping" in one)
+    assert "the simulator is gone" in warning and "env 0" in warning
     assert checkpoints(result.path)[-1].name == "step_000000000160"
+
+
+def test_an_env_error_after_a_signal_is_saved_before_the_warning(tmp_path):
+    class Refuses(Callback):
+        def on_warning(self, message):
+            if "while the run was stopping" in message:
+                raise RuntimeError("no warnings, please")
+
+    with pytest.raises(RuntimeError, match="no warnings, please"):
+        ppo.train(RARELY, functools.partial(Mourns, os.getpid()), logdir=tmp_path, callbacks=Refuses())
+    (run,) = tmp_path.iterdir()
+    assert checkpoints(run)[-1].name == "step_000000000160"
+
+
+@pytest.mark.parametrize(
+    ("gone", "note"),
+    [(False, "The run is saved up to env-step 32 in"), (True, "Besides, the run folder .* is gone")],
+)
+def test_an_error_is_not_replaced_if_the_run_folder_does_not_answer_or_is_gone(tmp_path, monkeypatch, gone, note):
+    is_file = Path.is_file
+
+    def is_stale(path):
+        if path.name == "config.json":
+            raise OSError(errno.ESTALE, "stale")
+        return is_file(path)
+
+    class Loses(Callback):
+        def on_update(self, report):
+            if gone:
+                shutil.rmtree(tmp_path / "runs")
+            else:
+                monkeypatch.setattr(Path, "is_file", is_stale)
+            raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine") as caught:
+        ppo.train(RARELY, functools.partial(RewardTurnsBad, 1.0), logdir=tmp_path / "runs", callbacks=Loses())
+    (found,) = caught.value.__notes__
+    assert re.match(note, found)
 
 
 # Checkpoints when env states cannot be saved.

@@ -122,9 +122,8 @@ def make_vector_env(
         envs: VectorEnv = creator(num_envs=num_envs, **arguments)
     except Exception as error:  # single envs may accept the arguments, or raise their own error
         if spec.entry_point is None:
-            if isinstance(error, TypeError):  # most likely the arguments do not match the signature
-                words = ", ".join(f"{name}={value!r}" for name, value in {"num_envs": num_envs, **arguments}.items())
-                error.add_note(f"It was called with {words}.")
+            if isinstance(error, TypeError):  # most likely, the arguments do not match the signature
+                error.add_note(f"vecenv called it with the arguments {', '.join(['num_envs', *arguments])}.")
             raise
         raise SingleEnvsNeeded(f"{type(error).__name__}: {error}") from error
     reason = None

@@ -82,8 +82,8 @@ def load_spec(env_id: str | EnvSpec) -> EnvSpec:
                 advice = f"The module {where} has no class or function {name} either.{did_you_mean(name, module)}"
             else:
                 advice = (
-                    'If a package registers this id, import it or name its module: "module:id". A class or function is '
-                    '"module:name".'
+                    'If a package registers this id, import it or name its module: "module:id". To use a class or '
+                    'function, write "module:name".'
                 )
             raise type(error)(f"{error} {advice}") from None
     if not isinstance(env_id, EnvSpec):

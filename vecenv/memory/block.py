@@ -219,7 +219,7 @@ def _check_room(size: int, limits: Iterable[tuple[int, str]]) -> None:
     """Raises before any page is claimed, because the kernel kills processes once memory runs out."""
     left, limit = min(limits, default=(size, ""))
     if size > left:
-        raise _no_room(size, limit, f"of which {_mib(left)} are available", available=left)
+        raise _no_room(size, limit, f"of which {_readable(left)} are available", available=left)
 
 
 def _refused(size: int, error: OSError | MemoryError, *, in_shm: bool = False) -> SharedMemoryFull:
@@ -241,10 +241,10 @@ def _refused(size: int, error: OSError | MemoryError, *, in_shm: bool = False) -
 
 def _no_room(size: int, limit: str, why: str, advice: str = "", available: int | None = None) -> SharedMemoryFull:
     message = (
-        f"the envs need {_mib(size)}, but there is no room for them in {limit} {why}. Lower num_envs or num_slots."
+        f"the envs need {_readable(size)}, but there is no room for them in {limit} {why}. Lower num_envs or num_slots."
     )
     return SharedMemoryFull(message + advice, needed_bytes=size, available_bytes=available, limit=limit)
 
 
-def _mib(size: int) -> str:
+def _readable(size: int) -> str:
     return f"{size / 2**20:,.1f} MiB" if size >= 2**20 else f"{size / 2**10:,.1f} KiB"

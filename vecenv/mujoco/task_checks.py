@@ -183,8 +183,8 @@ class TaskChecks:
             self._warnings[...] = 0  # MuJoCo keeps the warning until the next reset
             raise InvalidRow(
                 f"MuJoCo reset the simulation of env {env} of this {self.name} during a step. {text} Use a smaller "
-                "time step or weaker actuators, and check that each ctrlrange is in radians, whatever the unit of "
-                'angles in the model. With <option><flag autoreset="disable"/></option> in the model, MuJoCo '
+                "time step or weaker actuators, and give the ctrlrange of position actuators in radians, because "
+                'MuJoCo does not convert it. With <option><flag autoreset="disable"/></option> in the model, MuJoCo '
                 "does not reset it, so that the task can end the episode if `outcome` and `observe` replace NaN.",
                 env,
             )
@@ -223,14 +223,14 @@ class TaskChecks:
         """
         try:
             array = np.asarray(values)
-        except ValueError:  # a list of arrays that differ in shape
-            array = np.empty(0, object)
+            returned = "None" if values is None else f"{array.dtype}{list(array.shape)}"
+        except ValueError as error:
+            array, returned = np.empty(0, object), f"what is no array: {error}"
+        if isinstance(values, (list, tuple)) and any(isinstance(part, np.ndarray) for part in values):
+            returned = f"a {type(values).__name__} of {len(values)} arrays, which np.column_stack can join"
         kinds = "biufcSU" if dtype is None else "b" if dtype is np.bool_ else "biuf"
         if array.dtype.kind not in kinds or (array.shape != shape if shape else array.shape[:1] != (self.num_envs,)):
             n = f", here {shape}" if shape else f" with N={self.num_envs}"
-            returned = "None" if values is None else f"{array.dtype}{list(array.shape)}"
-            if isinstance(values, (list, tuple)):
-                returned = f"a {type(values).__name__} of length {len(values)} (np.column_stack joins arrays into one)"
             raise ValueError(f"{self.name}.{method} must return {what}{n}; it returned {returned}")
         if dtype is None or array.dtype == dtype:
             return array

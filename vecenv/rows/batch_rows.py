@@ -69,8 +69,9 @@ class BatchRows(Rows):
         self.envs.append(env)
         del self._batched  # it may hold a lot of data
         self._returns = f"{type(env).__name__} returns"
-        for space in (env.single_observation_space, env.single_action_space):
-            tree.check_fixed(space, ADVICE)
+        # A MuJoCo task computes its spaces from its first observations.
+        for name in ("single_observation_space", "single_action_space"):
+            tree.check_fixed(self._guarded(None, "construction", getattr, env, name), ADVICE)
         self._steps_subsets = hasattr(env, "step_rows")
         self._accepts_out = _has_parameter(env.step, "out") and _has_parameter(env.reset, "out")
         self._clip = clipper(env.single_action_space) if options.clip_actions else None

@@ -113,7 +113,7 @@ def fitted(value: Any, dtype: np.dtype, shape: tuple[int, ...], name: str, who: 
     if given.shape != shape:
         has = "is None" if value is None else f"has shape {given.shape}"
         raise ValueError(
-            f"{name} of {who} {has}, but its space says {shape}. "
+            f"{name} of {who} {has}, but its space has shape {shape}. "
             "Fix the env's observation_space or what its reset() and step() return."
         )
     if not tree.can_hold(dtype, given):

@@ -77,9 +77,10 @@ class ActionWriter:
                 fits = False
             if batch.dtype.kind == "f" and np.count_nonzero(np.isnan(batch)):
                 first = int(np.argmax(np.isnan(batch).reshape(count, -1).any(axis=1)))
+                env = first if env_ids is None else env_ids[first]
                 raise ValueError(
-                    f"NaN in {name} for env {first if env_ids is None else env_ids[first]}: {batch[first]}. The policy "
-                    "has most likely diverged; no env was stepped."
+                    f"NaN in {name} for env {env}: {batch[first]}. No env was stepped. The policy has most likely "
+                    "diverged."
                 )
         if not fits:
             batches = {path: batch for (path, *_), batch in zip(self._leaves, checked, strict=True)}

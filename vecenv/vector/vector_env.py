@@ -626,8 +626,8 @@ def combine_spaces(spaces: Sequence[EnvSpaces], mode: ObservationMode, name: str
         differs = f"The first env that differs is env {env}: {found.observation_space} instead of {single}."
         if mode == "same" and found.observation_space != single:
             raise UnsupportedSpace(
-                f"The envs of {name} have different observation spaces, but observation_mode='same'. {differs} If only "
-                "the bounds differ, and this is intentional, use observation_mode='different'."
+                f"The envs of {name} have different observation spaces, but observation_mode='same'. {differs} If "
+                "they differ only in their bounds, and this is intentional, use observation_mode='different'."
             )
         if mode != "same" and not _equivalent(found.observation_space, single):
             raise UnsupportedSpace(

@@ -293,7 +293,7 @@ def test_errors_distinguish_a_folder_that_is_not_a_run_from_a_damaged_run(tmp_pa
     (copy / "config.json").write_text("{")
     done = run_here("evaluate", str(copy))
     assert done.returncode == 2 and "config.json cannot be read" in done.stderr
-    assert "Restore a backup, or start a new run." in done.stderr  # this version wrote it
+    assert "use that version, restore a backup, or start a new run." in done.stderr
 
 
 @pytest.mark.parametrize("missing", ["spaces.json", "checkpoints"])
@@ -402,6 +402,22 @@ def test_a_run_that_diverged_does_not_say_how_to_resume_it(tmp_path, finished, r
     monkeypatch.setattr("ppo.trainer.Trainer.collect", lambda self: raises(ppo.TrainingDiverged("why")))
     done = run_here("train", "--resume", str(copy), "--total-steps", "1024")
     assert done.returncode == 1 and "to resume:" not in done.stderr
+
+
+def test_a_run_whose_folder_is_gone_does_not_say_how_to_resume_it(tmp_path, finished, run_here, monkeypatch):
+    copy = Path(shutil.copytree(finished.path, tmp_path / "copy"))
+    monkeypatch.setattr("ppo.trainer.Trainer.collect", lambda self: (shutil.rmtree(copy), raises(OSError("why"))))
+    done = run_here("train", "--resume", str(copy), "--total-steps", "1024")
+    assert "is gone" in done.stderr and "to resume:" not in done.stderr and "first checkpoint" not in done.stderr
+
+
+def test_a_broken_pipe_of_an_env_is_an_error_unlike_that_of_stdout(tmp_path, finished, run_here, monkeypatch):
+    error = BrokenPipeError("the simulator is gone")
+    error.add_note("raised by env 0 during step")
+    copy = Path(shutil.copytree(finished.path, tmp_path / "copy"))
+    monkeypatch.setattr("ppo.trainer.Trainer.collect", lambda self: raises(error))
+    done = run_here("train", "--resume", str(copy), "--total-steps", "1024")
+    assert done.returncode == 1 and "the simulator is gone" in done.stderr
 
 
 def test_an_error_before_the_first_checkpoint_does_not_say_how_to_resume(tmp_path, run_here, monkeypatch):

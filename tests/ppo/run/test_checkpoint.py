@@ -105,7 +105,7 @@ def test_restoring_without_an_intact_checkpoint_is_an_error(tmp_path):
         restored(tmp_path)
     (tmp_path / "best").mkdir()
     with pytest.raises(
-        RunError, match=r"all 2 are damaged.*may be intact: choose checkpoint=\"best\" \(--checkpoint best\)\.$"
+        RunError, match=r"The checkpoint 'best' may still be intact: `ppo evaluate RUN --checkpoint best`\.$"
     ):
         restored(tmp_path)
     with pytest.raises(RunError, match="holds no checkpoint"):

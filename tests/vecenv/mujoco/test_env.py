@@ -66,11 +66,11 @@ rewards, terminated = np.zeros(4), np.zeros(4, bool)
         ({"outcome": (rewards, {}, terminated)}, r"Task\.outcome\(\) must return infos as a dict; it returned array"),
         (
             {"observe": [[1.0, 2.0], [3.0], [4.0], [5.0]]},
-            r"Task\.observe\(\) must return.*a list of length 4 \(np\.col",
+            r"Task\.observe\(\) must return.*what is no array: .*inhomogeneous",
         ),
         (
             {"observe": (np.ones((4, 3)), np.ones((4, 2)))},
-            r"must return float64\[N, M\].*it returned a tuple of length 2",
+            r"must return float64\[N, M\].*it returned a tuple of 2 arrays",
         ),
         ({"outcome": None}, r"Task\.outcome\(\) must return .*; it returned None"),
         ({"infos": {"speed": np.zeros(2)}}, r"info 'speed' \[N, ...\] with N=4; it returned float64\[2\]"),

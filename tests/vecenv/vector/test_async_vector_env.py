@@ -146,7 +146,7 @@ def test_bad_arguments_fail_before_a_process_starts():
         (
             np.array([[0, 0], [0, np.nan], [0, 0]], np.float32),
             ValueError,
-            "NaN in actions for env 1: .*no env was stepped",
+            "NaN in actions for env 1: .*No env was stepped",
         ),
     ],
 )

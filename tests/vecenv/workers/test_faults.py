@@ -72,7 +72,7 @@ def test_an_env_that_turns_out_to_have_another_form_is_no_error_message():
 
 @pytest.mark.parametrize(("env", "who"), [(None, "envs 2:5"), (4, "env 4")])
 def test_an_exception_in_a_step_names_the_env_and_breaks_the_vector_env(env, who):
-    """Gymnasium also logs it, with the number of the env as that of its worker."""
+    """Gymnasium also logs the error, and calls the number of the env that of a worker."""
     error = str(failed(env=env, doing="step"))
     assert error.startswith(f"{who} in worker 1 raised during step:")
     assert error.endswith("\nFix the env (the traceback is above). This vector env can now only be closed.")
