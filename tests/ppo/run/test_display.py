@@ -19,7 +19,7 @@ from ppo.callbacks import Callbacks
 from ppo.cli.train import grouped, settings_of
 from ppo.config import SETTINGS
 from ppo.run import display as displays
-from ppo.run.display import Display, Output
+from ppo.run.display import Display, Output, display_for
 from ppo.run.scores import rounded
 from ppo.run.signals import Stop
 from ppo.run.status import Status, Tally
@@ -259,3 +259,12 @@ def test_grouping_the_settings_does_not_change_them():
 )
 def test_small_scores_are_not_shown_as_zero(value, text):
     assert rounded(value) == text
+
+
+def test_without_progress_only_warnings_are_shown_on_stderr(capsys):
+    with display_for(False) as display:
+        callbacks = Callbacks([display])
+        callbacks.on_report(REPORT)
+        callbacks.on_evaluation(4096, SCORES)
+        callbacks.on_warning("the envs begin fresh episodes")
+    assert capsys.readouterr() == ("", "warning: the envs begin fresh episodes\n")

@@ -126,7 +126,7 @@ def test_the_error_for_a_class_of_pettingzoo_names_what_steps_it():
     [
         (
             "Zzzzzzzz-v0",
-            'If a package registers this id, import it or name its module: "module:id". A class or function',
+            'If a package registers this id, import it or name its module: "module:id". To use a class or function',
         ),
         ("Nowhere/Nothing-v0", 'Namespace Nowhere not found.*"module:id"'),
         ("HalfCheeta-v5", r"Did you mean: `HalfCheetah`\? If a package registers"),

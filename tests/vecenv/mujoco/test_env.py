@@ -99,6 +99,21 @@ def test_observations_that_the_space_of_a_task_cannot_hold_are_an_error():
                 envs.reset(seed=0)
 
 
+class Misspelled(Task):
+    def observe(self):
+        return self.data.qvl
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_error_of_the_first_observation_names_the_envs(num_workers):
+    """It comes from the spaces, which are computed when they are first used."""
+    with pytest.raises(AttributeError, match="qvl") as caught:
+        vecenv.AsyncVectorEnv(Batched(Misspelled, 4), num_workers=num_workers)
+    assert re.search(
+        "envs 0:4.* during construction", "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+    )
+
+
 def test_a_task_needs_actions_that_are_arrays_and_a_render_mode_that_exists():
     envs = Task()
     envs.single_action_space = gym.spaces.Dict(a=gym.spaces.Box(-1, 1, (3,)))

@@ -89,7 +89,7 @@ THREE = np.zeros(3, np.float32)
 @pytest.mark.parametrize(
     ("space", "good", "bad", "error", "message"),
     [
-        (BOX, THREE, THREE[:1], ValueError, r"env 1 has shape \(1,\).*says \(3,\)"),
+        (BOX, THREE, THREE[:1], ValueError, r"env 1 has shape \(1,\), but its space has shape \(3,\)"),
         (BOX, THREE, THREE[None], ValueError, r"env 1 has shape \(1, 3\)"),
         (BYTES, np.zeros(2, np.uint8), np.full(2, 0.5), TypeError, "dtype float64.*uint8"),
         (BYTES, np.zeros(2, np.uint8), np.full(2, 300), TypeError, "dtype int64.*uint8"),
