@@ -1,4 +1,4 @@
-"""Exceptions that training and run folders raise, and the first line of an error's message."""
+"""Exceptions that training and run folders raise, and what is asked about errors: their cause, their first line."""
 
 from __future__ import annotations
 

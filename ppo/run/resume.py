@@ -282,8 +282,8 @@ class Saver:
             if stop.explains(error):
                 if is_from_env(error):
                     self.save()
-                    notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
-                    self._callback.on_warning(f"an env failed while the run was stopping: {error}{notes}")
+                    lines = "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+                    self._callback.on_warning(f"an env failed while the run was stopping: {lines}")
                 return
             if self._progress.updates > 0 and (note := self._rescued(error)):
                 error.add_note(note)
