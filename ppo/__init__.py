@@ -107,7 +107,7 @@ def train(
         RunError: If the run folder cannot be written, `init_from` cannot be read, or a module that `config` names is in
             `logdir`.
         vecenv.EnvError, vecenv.WorkerDied: If an env raised in a worker, or a worker died. Without workers, the env's
-            own exception is raised. An observation that is not finite counts as a ValueError of the env.
+            own exception is raised. A non-finite observation counts as a ValueError of the env.
         TrainingDiverged, NothingAllowed: If a reward or a loss is not finite, a discrete observation is outside its
             space, or a mask forbids every action.
         KeyboardInterrupt: If a signal arrives before the first update has been learned.

@@ -1,4 +1,4 @@
-"""Exceptions that training and run folders raise, and what is asked about errors: their cause, their first line."""
+"""Exceptions that training and run folders raise, and functions that classify and shorten errors."""
 
 from __future__ import annotations
 

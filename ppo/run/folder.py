@@ -125,10 +125,10 @@ class Run:
 
     @property
     def exists(self) -> bool:
-        """Whether the folder has neither been deleted nor moved, as far as is known."""
+        """Whether config.json is still there, as far as is known: the folder has neither been deleted nor moved."""
         try:
             return (self.path / "config.json").is_file()
-        except OSError:  # such as a server of files that does not answer
+        except OSError:  # such as a file server that does not answer
             return True
 
     def check_exists(self) -> None:
@@ -136,7 +136,7 @@ class Run:
         if not self.exists:
             raise RunError(
                 f"the run folder {self.path} is gone: it was deleted or moved during training. If it was moved, resume "
-                "it from its new location, where its last checkpoint is; otherwise start a new run."
+                "it from its new location, where its last checkpoint is, if there is one; otherwise start a new run."
             )
 
     def check_begun(self) -> None:
@@ -145,7 +145,7 @@ class Run:
         found = any(path.name.startswith(("step_", "best", "old_")) for path in self.checkpoints.glob("*"))
         if not found:
             raise RunError(
-                f"{self.path} holds nothing to load: it ended before its first checkpoint. Start a new run. Lower "
+                f"{self.path} holds nothing to load: the run ended before its first checkpoint. Start a new run. Lower "
                 "checkpoint_interval (--checkpoint-interval) to save earlier."
             )
 
@@ -281,7 +281,7 @@ class Run:
             written, this = self._versions().get(PACKAGES[0], "of an unknown version"), versions()[PACKAGES[0]]
             raise RunError(
                 f"{file} cannot be read: {error}. {PACKAGES[0]} {written} wrote it, and this is {PACKAGES[0]} {this}: "
-                "use that version, restore a backup, or start a new run."
+                f"{'' if written == this else 'use that version, '}restore a backup, or start a new run."
             ) from error
 
     def changed_versions(self) -> list[str]:

@@ -274,16 +274,18 @@ class Saver:
     def rescuing(self, stop: Stop) -> Iterator[None]:
         """Saves the last finished update if the block raises, and adds a note to the error that says where it is.
 
-        If `stop` explains the error, suppresses it. If the error is an env's, warns, after saving the run.
+        If `stop` explains the error, suppresses it. If an env raised it, saves the run, then warns.
         """
         try:
             yield
         except BaseException as error:
             if stop.explains(error):
                 if is_from_env(error):
-                    self.save()
-                    lines = "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
-                    self._callback.on_warning(f"an env failed while the run was stopping: {lines}")
+                    try:
+                        self.save()
+                    finally:
+                        lines = "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+                        self._callback.on_warning(f"an env failed while the run was stopping: {lines}")
                 return
             if self._progress.updates > 0 and (note := self._rescued(error)):
                 error.add_note(note)
@@ -303,7 +305,7 @@ class Saver:
         try:
             self._run.check_exists()
         except RunError as gone:
-            return "" if str(gone) == str(error) else f"Besides, {gone}"
+            return "" if str(gone) == str(error) else f"Also, {gone}"
         if self._holds_last_update:
             saved = f"The run is saved up to env-step {env_steps:,} in {self._run.path}"
             return f"{saved}, and can be resumed." if is_resumable_after(error) else f"{saved}."

@@ -705,7 +705,7 @@ def test_an_env_error_after_a_signal_is_saved_before_the_warning(tmp_path):
 
 @pytest.mark.parametrize(
     ("gone", "note"),
-    [(False, "The run is saved up to env-step 32 in"), (True, "Besides, the run folder .* is gone")],
+    [(False, "The run is saved up to env-step 32 in"), (True, "Also, the run folder .* is gone")],
 )
 def test_an_error_is_not_replaced_if_the_run_folder_does_not_answer_or_is_gone(tmp_path, monkeypatch, gone, note):
     is_file = Path.is_file

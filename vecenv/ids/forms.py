@@ -6,6 +6,7 @@ the builder raises an `OtherForm`, which reaches the caller of `vecenv.make` unc
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 from collections.abc import Callable, Sequence
@@ -119,11 +120,9 @@ def make_vector_env(
         module = sys.modules.get("vecenv.mujoco")
         if module is not None and isinstance(creator, type) and issubclass(creator, module.MujocoVectorEnv):
             arguments["num_threads"] = num_threads
-        envs: VectorEnv = creator(num_envs=num_envs, **arguments)
+        envs: VectorEnv = _called(creator, num_envs=num_envs, **arguments)
     except Exception as error:  # single envs may accept the arguments, or raise their own error
         if spec.entry_point is None:
-            if isinstance(error, TypeError):  # most likely, the arguments do not match the signature
-                error.add_note(f"vecenv called it with the arguments {', '.join(['num_envs', *arguments])}.")
             raise
         raise SingleEnvsNeeded(f"{type(error).__name__}: {error}") from error
     reason = None
@@ -135,6 +134,19 @@ def make_vector_env(
         envs.close()
         raise SingleEnvsNeeded(reason)
     return envs
+
+
+def _called(creator: Callable[..., Any], **arguments: Any) -> Any:
+    """Calls a creator. If its signature does not fit, adds the names of the arguments to the error."""
+    try:
+        return creator(**arguments)
+    except TypeError as error:
+        with contextlib.suppress(ValueError):  # some functions of extension modules have no signature
+            try:
+                inspect.signature(creator).bind(**arguments)
+            except TypeError:
+                error.add_note(f"vecenv passed {', '.join(arguments)}.")
+        raise
 
 
 def _accepts(function: Callable[..., Any], name: str) -> bool:

@@ -183,8 +183,8 @@ class TaskChecks:
             self._warnings[...] = 0  # MuJoCo keeps the warning until the next reset
             raise InvalidRow(
                 f"MuJoCo reset the simulation of env {env} of this {self.name} during a step. {text} Use a smaller "
-                "time step or weaker actuators, and give the ctrlrange of position actuators in radians, because "
-                'MuJoCo does not convert it. With <option><flag autoreset="disable"/></option> in the model, MuJoCo '
+                "time step or weaker actuators, and give the ctrlrange of position actuators of hinges in radians, "
+                'which MuJoCo never converts. With <option><flag autoreset="disable"/></option> in the model, MuJoCo '
                 "does not reset it, so that the task can end the episode if `outcome` and `observe` replace NaN.",
                 env,
             )
@@ -225,8 +225,8 @@ class TaskChecks:
             array = np.asarray(values)
             returned = "None" if values is None else f"{array.dtype}{list(array.shape)}"
         except ValueError as error:
-            array, returned = np.empty(0, object), f"what is no array: {error}"
-        if isinstance(values, (list, tuple)) and any(isinstance(part, np.ndarray) for part in values):
+            array, returned = np.empty(0, object), f"no array: {error}"
+        if isinstance(values, (list, tuple)) and values and all(map(self._has_rows, values)):
             returned = f"a {type(values).__name__} of {len(values)} arrays, which np.column_stack can join"
         kinds = "biufcSU" if dtype is None else "b" if dtype is np.bool_ else "biuf"
         if array.dtype.kind not in kinds or (array.shape != shape if shape else array.shape[:1] != (self.num_envs,)):
@@ -240,6 +240,10 @@ class TaskChecks:
                 f"{np.dtype(dtype)} cannot hold"
             )
         return array.astype(dtype)
+
+    def _has_rows(self, part: Any) -> bool:
+        """Returns whether a value is an array with one row per env."""
+        return isinstance(part, np.ndarray) and part.shape[:1] == (self.num_envs,)
 
     def _check_finite(self, method: str, what: str, array: np.ndarray, mask: np.ndarray) -> None:
         """Raises InvalidRow if values must be finite, but a method gave another value for an env in the mask."""

@@ -293,7 +293,7 @@ def test_errors_distinguish_a_folder_that_is_not_a_run_from_a_damaged_run(tmp_pa
     (copy / "config.json").write_text("{")
     done = run_here("evaluate", str(copy))
     assert done.returncode == 2 and "config.json cannot be read" in done.stderr
-    assert "use that version, restore a backup, or start a new run." in done.stderr
+    assert re.search(r"this is vecenv-ppo \S+: restore a backup, or start a new run\.$", done.stderr.strip())
 
 
 @pytest.mark.parametrize("missing", ["spaces.json", "checkpoints"])

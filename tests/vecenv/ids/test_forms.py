@@ -247,4 +247,16 @@ def test_arguments_that_a_vector_env_does_not_take_are_in_the_error(register, nu
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'n'") as caught:
         vecenv.make("Both-v0", 3, num_workers)
     told = "".join(traceback.format_exception(caught.value))
-    assert re.search(r"vecenv called it with the arguments num_envs, max_episode_steps, .*autoreset_mode\.", told)
+    assert re.search(r"vecenv passed num_envs, max_episode_steps, autoreset_mode\.", told)
+
+
+class Adds(DrawingVectorEnv):
+    def __init__(self, num_envs, **kwargs):
+        super().__init__(num_envs + "1", **kwargs)
+
+
+def test_a_type_error_of_the_constructor_itself_says_nothing_about_the_arguments(register):
+    register(Adds, entry_point=None)
+    with pytest.raises(TypeError, match="unsupported operand") as caught:
+        vecenv.make("Both-v0", 3, 0)
+    assert "vecenv passed" not in "".join(traceback.format_exception(caught.value)).split("TypeError: unsupported")[-1]

@@ -66,7 +66,7 @@ rewards, terminated = np.zeros(4), np.zeros(4, bool)
         ({"outcome": (rewards, {}, terminated)}, r"Task\.outcome\(\) must return infos as a dict; it returned array"),
         (
             {"observe": [[1.0, 2.0], [3.0], [4.0], [5.0]]},
-            r"Task\.observe\(\) must return.*what is no array: .*inhomogeneous",
+            r"Task\.observe\(\) must return.*it returned no array: .*inhomogeneous",
         ),
         (
             {"observe": (np.ones((4, 3)), np.ones((4, 2)))},
