@@ -703,6 +703,17 @@ def test_an_env_error_after_a_signal_is_saved_before_the_warning(tmp_path):
     assert checkpoints(run)[-1].name == "step_000000000160"
 
 
+def test_an_env_error_after_a_signal_is_told_even_if_the_run_cannot_be_saved(tmp_path, monkeypatch):
+    def fails(*args, **kwargs):
+        raise ppo.RunError("the disk is full")
+
+    monkeypatch.setattr(Checkpoints, "save", fails)
+    told = Notes()
+    with pytest.raises(ppo.RunError, match="the disk is full"):
+        ppo.train(RARELY, functools.partial(Mourns, os.getpid()), logdir=tmp_path, callbacks=told)
+    assert any("the simulator is gone" in warning for warning in told.warnings)
+
+
 @pytest.mark.parametrize(
     ("gone", "note"),
     [(False, "The run is saved up to env-step 32 in"), (True, "Also, the run folder .* is gone")],
