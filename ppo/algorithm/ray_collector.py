@@ -85,7 +85,7 @@ class Head:
             if now - since >= HEAD_LOST_S:
                 raise RunError(
                     f"lost the Ray cluster: its head at {self._address} does not accept connections ({error}). "
-                    "Resume the run; if you had started the cluster yourself, restart it first."
+                    "Resume the run; if you started the cluster yourself, restart it first."
                 ) from error
         else:
             self._failing_since_s = None
